@@ -1,0 +1,130 @@
+"""What a client trains: a LightningModule, honest or malicious."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedbench.errors import UserError
+
+Objective = Callable[[Tensor], Tensor]
+
+
+class Classifier(LightningModule):
+    """Cross-entropy and SGD around a plain network."""
+
+    def __init__(
+        self, network: nn.Module, lr: float, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.lr = lr
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)  # type: ignore[no-any-return]
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.network(x), y)
+
+    def configure_optimizers(self) -> Optimizer:
+        trainable = [p for p in self.parameters() if p.requires_grad]
+        return torch.optim.SGD(
+            trainable, self.lr, self.momentum, weight_decay=self.weight_decay, fused=True
+        )
+
+
+def train(
+    module: LightningModule,
+    x: Tensor,
+    y: Tensor,
+    fabric: Fabric,
+    *,
+    epochs: int,
+    batch_size: int,
+    rng: torch.Generator,
+    lr: float | None = None,
+    objective: Objective | None = None,
+) -> None:
+    """Trains `module` in place on samples x [n, ...] and labels y [n], read to the network's input.
+
+    `lr` replaces the module's own learning rate, `objective` turns its loss into the one to
+    minimise: both are a malicious client's means.
+    """
+    module.train()
+    optimizer, end_of_step, end_of_epoch = _optimizer(module)
+    if lr is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+    for _ in range(epochs):
+        for index, batch in enumerate(_batches(x, y, batch_size, rng)):
+            optimizer.zero_grad()
+            with fabric.autocast():
+                loss = _loss(module.training_step(batch, index))
+            if objective is not None:
+                loss = objective(loss)
+            fabric.backward(loss)
+            optimizer.step()
+            end_of_step()
+        end_of_epoch()
+
+
+def _batches(
+    x: Tensor, y: Tensor, batch_size: int, rng: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """A shuffled epoch, gathered once; the batches are views of it.
+
+    A single left-over sample joins the batch before it: batch norm cannot train on one.
+    """
+    n = len(y)
+    order = torch.randperm(n, generator=rng).to(y.device)
+    sizes = [batch_size] * (n // batch_size) + [n % batch_size] * (n % batch_size > 0)
+    if sizes[-1] == 1 and len(sizes) > 1:
+        sizes[-2:] = [batch_size + 1]
+    return zip(x[order].split(sizes), y[order].split(sizes), strict=True)
+
+
+def _loss(output: Any) -> Tensor:
+    """Lightning lets `training_step` return the loss or a dict that holds it."""
+    loss = output["loss"] if isinstance(output, dict) else output
+    if not isinstance(loss, Tensor):
+        raise UserError(f"training_step must return a loss, got {type(output).__name__}")
+    return loss
+
+
+def _optimizer(module: LightningModule) -> tuple[Optimizer, Callable[[], Any], Callable[[], Any]]:
+    """A fresh optimizer, with its scheduler's step at the end of each step and each epoch."""
+    configured: Any = module.configure_optimizers()
+    scheduler: Any = None
+    if isinstance(configured, dict):
+        configured, scheduler = configured["optimizer"], configured.get("lr_scheduler")
+    elif isinstance(configured, Sequence):
+        first, *rest = configured if isinstance(configured[0], Sequence) else [configured]
+        configured, scheduler = _only(first), _only(rest[0]) if rest else None
+    if not isinstance(configured, Optimizer):
+        raise UserError(
+            f"configure_optimizers must return one optimizer, got {type(configured).__name__}"
+        )
+    if scheduler is None:
+        return configured, _nothing, _nothing
+    per_step = isinstance(scheduler, dict) and scheduler.get("interval", "epoch") == "step"
+    step = (scheduler["scheduler"] if isinstance(scheduler, dict) else scheduler).step
+    return (configured, step, _nothing) if per_step else (configured, _nothing, step)
+
+
+def _only(items: Sequence[Any]) -> Any:
+    if len(items) != 1:
+        raise UserError(f"configure_optimizers must return one optimizer, got {len(items)}")
+    return items[0]
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,127 @@
+"""RunConfig: the typed schema of `conf/config.yaml`, and what of it decides the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from fedbench.errors import UserError, nearest
+
+PARTITIONS = ("main_class", "dirichlet")
+# Neither where things lie, nor how a run is watched or spread over devices, changes its numbers.
+NO_EFFECT = ("name", "out", "tracker", "executor.devices", "dataset.root")
+NO_EFFECT_BEFORE_ROUND_0 = (
+    "defense",
+    "attack",
+    "dataset.backdoors",
+    "pmr",
+    "pdr",
+    "rounds",
+    "attack_start",
+)
+
+
+@dataclass
+class RunConfig:
+    """One run. The groups are checked by the plugins that they name, the rest in `check`."""
+
+    defense: dict[str, Any] = field(default_factory=dict)
+    attack: dict[str, Any] = field(default_factory=dict)
+    dataset: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    executor: dict[str, Any] = field(default_factory=dict)
+    tracker: dict[str, Any] = field(default_factory=dict)
+
+    pmr: float = 0.2
+    pdr: float = 0.5
+    n_clients: int = 30
+    pool: int | None = None
+    partition: str = "main_class"
+    non_iid: float = 0.5
+    dirichlet_alpha: float = 0.5
+
+    pretrain_rounds: int = 20
+    rounds: int = 10
+    attack_start: int = 0
+    local_epochs: int = 2
+    batch_size: int = 64
+    lr: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    server_lr: float = 1.0
+    seed: int = 0
+
+    name: str = "default"
+    out: str = "runs"
+
+    @property
+    def pool_size(self) -> int:
+        return self.n_clients if self.pool is None else self.pool
+
+    @property
+    def title(self) -> str:
+        """`krum constrain_and_scale pmr=0.2 seed=0`: the run in a line, for people."""
+        return f"{self.defense['name']} {self.attack['name']} pmr={self.pmr:g} seed={self.seed}"
+
+    @classmethod
+    def from_hydra(cls, composed: DictConfig) -> RunConfig:
+        """The checked configuration of a composed one; a UserError for any value out of range."""
+        known = cls.__dataclass_fields__
+        for key in map(str, composed):  # `+key=value` gets past the schema
+            if key not in known:
+                raise UserError(f"{key}: no such setting{nearest(key, known)}")
+        config = OmegaConf.to_object(composed)
+        assert isinstance(config, cls)
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """Raises a UserError that names the first value out of range, and the range."""
+        for key in ("pmr", "pdr", "non_iid"):
+            self._require(key, 0 <= getattr(self, key) <= 1, "between 0 and 1")
+        for key in ("n_clients", "rounds", "local_epochs", "batch_size"):
+            self._require(key, getattr(self, key) >= 1, "at least 1")
+        for key in ("pretrain_rounds", "attack_start", "seed", "momentum", "weight_decay"):
+            self._require(key, 0 <= getattr(self, key) < math.inf, "0 or more")
+        for key in ("lr", "server_lr", "dirichlet_alpha"):
+            self._require(key, 0 < getattr(self, key) < math.inf, "above 0")
+        self._require("pool", self.pool_size >= self.n_clients, f"n_clients={self.n_clients} up")
+        self._require("partition", self.partition in PARTITIONS, f"one of {', '.join(PARTITIONS)}")
+        named = self.name not in ("", ".", "..") and "/" not in self.name
+        self._require("name", named and not self.name.startswith("."), "a folder name")
+
+    def _require(self, key: str, holds: bool, what: str) -> None:
+        if not holds:
+            raise UserError(f"{key}={getattr(self, key)}: must be {what}")
+
+    def run_id(self, versions: dict[str, int]) -> str:
+        """The defense and a short hash of what affects the result."""
+        settings = {**self._without(NO_EFFECT), "versions": versions}
+        return f"{self.defense['name']}-{_digest(settings)}"
+
+    def pretrain_id(self) -> str:
+        """A short hash of what the benign rounds before round 0 depend on."""
+        return _digest(self._without(NO_EFFECT + NO_EFFECT_BEFORE_ROUND_0))
+
+    def _without(self, keys: tuple[str, ...]) -> dict[str, Any]:
+        settings = asdict(self) | {"pool": self.pool_size}
+        for key in keys:
+            group, _, field_name = key.rpartition(".")
+            (settings[group] if group else settings).pop(field_name, None)
+        return settings
+
+
+def _digest(settings: dict[str, Any]) -> str:
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+
+
+def register_schema() -> None:
+    """Makes RunConfig the type of everything that `conf/config.yaml` composes."""
+    ConfigStore.instance().store(name="schema", node=RunConfig)

@@ -1,0 +1,128 @@
+"""How the clients of a round are trained: one after another, on one device or dealt to several."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedbench.registry import Registry
+
+if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before it is
+    from lightning.fabric import Fabric
+
+    from fedbench.population import Order, Population
+
+PRECISIONS = ("32-true", "bf16-mixed", "64-true")
+
+
+@dataclass(frozen=True)
+class Executor(ABC):
+    """Settings of an executor. Lightning Fabric owns devices, precision and processes."""
+
+    devices: int = 1  # processes, or GPUs; each trains its share of the clients
+    accelerator: str = "cpu"  # cpu, cuda, mps, or auto
+    precision: str = "32-true"
+    threads: int = 1  # of each process; another number may change the last bits of the results
+
+    def __post_init__(self) -> None:
+        if self.devices < 1 or self.threads < 1:
+            raise ValueError(
+                f"devices and threads must be at least 1, got {self.devices}, {self.threads}"
+            )
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
+
+    def fabric(self) -> Fabric:
+        from lightning.fabric import Fabric
+
+        # Processes that run a function, not the command line again, which may be a whole sweep's.
+        strategy = "auto" if self.devices == 1 else "ddp_spawn"
+        return Fabric(
+            accelerator=self.accelerator,
+            strategy=strategy,
+            devices=self.devices,
+            precision=self.precision,  # type: ignore[arg-type]
+        )
+
+    @abstractmethod
+    def train(
+        self, population: Population, order: Order, clients: Sequence[int], updates: Tensor
+    ) -> Tensor:
+        """Trains some of the order's clients on this rank.
+
+        `clients` are positions in `order.jobs`; row k of `updates` [n, P] becomes the update of the
+        k-th of them, and row k of what is returned [n, Q] its buffers.
+        """
+
+
+EXECUTORS: Registry[Executor] = Registry("executor", home="fedbench.executors")
+
+
+@EXECUTORS.register("sequential")
+@dataclass(frozen=True)
+class Sequential(Executor):
+    """One client after another: the same bits on any number of processes."""
+
+    def train(
+        self, population: Population, order: Order, clients: Sequence[int], updates: Tensor
+    ) -> Tensor:
+        layout = population.layout
+        buffers = updates.new_empty(len(clients), layout.n_buffers)
+        for row, client in enumerate(clients):
+            layout.write(order.params, order.buffers)
+            population.train(order, order.jobs[client])
+            layout.read_params(out=updates[row]).sub_(order.params)
+            layout.read_buffers(out=buffers[row])
+        return buffers
+
+
+class Workforce:
+    """The ranks of a run: rank 0 is the server's and gives orders, the others serve."""
+
+    def __init__(self, executor: Executor, fabric: Fabric, population: Population) -> None:
+        self.executor = executor
+        self.fabric = fabric
+        self.population = population
+
+    def train(self, order: Order) -> tuple[Tensor, Tensor]:
+        """Updates [N, P] and buffers [N, Q] of the order's clients, in the order of its jobs."""
+        self._exchange(order)
+        return self._train_share(order)
+
+    def serve(self) -> None:
+        """Trains this rank's share of every order, until the server sends none."""
+        while (order := self._exchange(None)) is not None:
+            self._train_share(order)
+
+    def dismiss(self) -> None:
+        self._exchange(None)
+
+    def _exchange(self, order: Order | None) -> Order | None:
+        """What rank 0 holds, on every rank."""
+        return self.fabric.broadcast(order) if self.fabric.world_size > 1 else order
+
+    def _train_share(self, order: Order) -> tuple[Tensor, Tensor]:
+        n, ranks = len(order.jobs), self.fabric.world_size
+        layout = self.population.layout
+        updates = order.params.new_empty(n, layout.n_params)
+        if ranks == 1:
+            return updates, self.executor.train(self.population, order, range(n), updates)
+        shares = [range(rank, n, ranks) for rank in range(ranks)]
+        mine = shares[self.fabric.global_rank]
+        rows = updates.new_empty(len(mine), layout.n_params)
+        buffers = self.executor.train(self.population, order, mine, rows)
+        gathered = updates.new_empty(n, layout.n_buffers)
+        for rank, share in enumerate(shares):
+            updates[share.start :: ranks] = self._share_of(rank, len(share), rows)
+            gathered[share.start :: ranks] = self._share_of(rank, len(share), buffers)
+        return updates, gathered
+
+    def _share_of(self, rank: int, n_rows: int, mine: Tensor) -> Tensor:
+        theirs = mine if rank == self.fabric.global_rank else mine.new_empty(n_rows, mine.shape[1])
+        torch.distributed.broadcast(theirs, src=rank)
+        return theirs

@@ -1,0 +1,249 @@
+"""The round loop: select, train, craft, screen, aggregate, apply, evaluate.
+
+The data goes forward through these steps and never back. Nothing but this module knows them all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbench.defense import Aggregate, Defense, ServerView
+from fedbench.errors import UserError
+from fedbench.executors import Workforce
+from fedbench.metrics import TestSet, accuracy, auc, mean, rates
+from fedbench.population import Job, Order, Population
+from fedbench.results import Checkpoint, Record
+from fedbench.rng import generator
+
+Rows = Tensor | Sequence[Tensor]  # [N, P], or rows of which some may be of another size
+
+
+@dataclass(frozen=True)
+class Screened:
+    """The updates of a round after the server has looked at their form."""
+
+    updates: Tensor  # [N, P]; rows that were refused are zero
+    buffers: Tensor  # [N, Q]
+    refused: dict[int, str]  # row -> why
+
+
+class Federation:
+    """A server and its clients, at some point of their rounds."""
+
+    def __init__(self, population: Population, workforce: Workforce, defense: Defense) -> None:
+        self.population = population
+        self.workforce = workforce
+        self.defense = defense
+        data = population.dataset
+        self.clean_test = TestSet(data.x_test, data.y_test)
+        self.triggered_tests = [
+            TestSet.triggered(data.x_test, data.y_test, backdoor)
+            for backdoor in population.backdoors
+        ]
+
+    def initial(self) -> Checkpoint:
+        """The freshly initialised model, before any round."""
+        layout = self.population.layout
+        params = layout.read_params()
+        first = -self.population.config.pretrain_rounds
+        return Checkpoint(first, params, layout.read_buffers(), params, self.defense.init())
+
+    def pretrain(self, start: Checkpoint) -> Checkpoint:
+        """One benign round of plain averaging, as before round 0."""
+        order = self._order(start)
+        updates, buffers = self.workforce.train(order)
+        server_lr = self.population.config.server_lr
+        params = start.params + server_lr * updates.mean(dim=0)
+        return replace(
+            start,
+            next_round=start.next_round + 1,
+            params=params,
+            buffers=buffers.mean(dim=0),
+            initial_params=params,
+        )
+
+    def round(self, start: Checkpoint) -> tuple[Checkpoint, Record]:
+        """One round: the state after it, and its record."""
+        clock = [time.perf_counter()]
+        order = self._order(start)
+        screened = self._screen(order, *self._crafted(order, *self.workforce.train(order)))
+        clock.append(time.perf_counter())
+        aggregate, state = self._aggregate(start, order, screened)
+        end = self._apply(start, screened, aggregate, state)
+        clock.append(time.perf_counter())
+        scores = self._evaluate(end)
+        clock.append(time.perf_counter())
+        steps = zip(("train", "aggregate", "evaluate"), clock, clock[1:], strict=False)
+        clients = _client_records(order.jobs, aggregate, screened.refused)
+        return end, self._record(order, scores, clients, {s: b - a for s, a, b in steps})
+
+    def _order(self, start: Checkpoint) -> Order:
+        jobs = self.population.select(start.next_round)
+        return Order(start.next_round, jobs, start.params, start.buffers)
+
+    def _crafted(self, order: Order, updates: Tensor, buffers: Tensor) -> tuple[Rows, Tensor]:
+        """What arrives at the server: honest rows as trained, malicious ones as crafted."""
+        malicious = torch.tensor([job.malicious for job in order.jobs])
+        if not malicious.any():
+            return updates, buffers
+        rng = generator(self.population.config.seed, "craft", order.index)
+        view = self.population.attack_view(order, rng)
+        sent = self.population.attack.craft(updates[malicious], view)
+        if len(sent) != int(malicious.sum()):
+            raise UserError(
+                f"craft must return a row for each of {int(malicious.sum())} clients, "
+                f"got {len(sent)}"
+            )
+        if isinstance(sent, Tensor) and sent.shape[1:] == updates.shape[1:]:
+            updates[malicious] = sent
+            return updates, buffers
+        rows = list(updates)
+        for i, row in zip(malicious.nonzero().flatten().tolist(), sent, strict=True):
+            rows[i] = row
+        return rows, buffers
+
+    def _screen(self, order: Order, rows: Rows, buffers: Tensor) -> Screened:
+        """Refuses rows of the wrong size and rows with NaN or infinity: no rule could use them."""
+        shape, refused = order.params.shape, {}
+        for i, row in enumerate(rows):
+            if row.shape != shape:
+                refused[i] = f"size {tuple(row.shape)}, not {tuple(shape)}"
+            elif not _finite(row) or not _finite(buffers[i]):
+                refused[i] = "not finite"
+        if not isinstance(rows, Tensor):
+            blank = torch.zeros_like(order.params)
+            rows = torch.stack([blank if i in refused else row for i, row in enumerate(rows)])
+        for i in refused:
+            rows[i] = 0
+            buffers[i] = 0
+        return Screened(rows, buffers, refused)
+
+    def _aggregate(
+        self, start: Checkpoint, order: Order, screened: Screened
+    ) -> tuple[Aggregate, Any]:
+        """The defense's verdict on the rows that passed, spread over all N rows."""
+        n = len(order.jobs)
+        passed = torch.tensor([i for i in range(n) if i not in screened.refused], dtype=torch.long)
+        nothing = Aggregate(torch.zeros_like(start.params), start.params.new_zeros(n))
+        try:
+            if not len(passed):
+                raise ValueError("no row passed")
+            self.defense.check(len(passed))
+        except ValueError:  # too many rows were refused for this rule: the global model stays
+            return replace(nothing, accepted=torch.zeros(n, dtype=torch.bool)), start.defense_state
+        view = ServerView(
+            index=order.index,
+            client_ids=torch.tensor([order.jobs[i].client for i in passed]),
+            global_params=start.params,
+            initial_params=start.initial_params,
+            layers=self.population.layout.layers,
+            rng=generator(self.population.config.seed, "defense", order.index),
+        )
+        updates = screened.updates if len(passed) == n else screened.updates[passed]
+        aggregate, state = self.defense.aggregate(updates, start.defense_state, view)
+        _check_shapes(aggregate, updates)
+        if len(passed) == n:
+            return aggregate, state
+
+        def spread(values: Tensor) -> Tensor:
+            return values.new_zeros(n).index_copy(0, passed, values)
+
+        return replace(
+            aggregate,
+            weights=spread(aggregate.weights),
+            accepted=None if aggregate.accepted is None else spread(aggregate.accepted),
+            scores=None if aggregate.scores is None else spread(aggregate.scores),
+        ), state
+
+    def _apply(
+        self, start: Checkpoint, screened: Screened, aggregate: Aggregate, state: Any
+    ) -> Checkpoint:
+        """global += server_lr * update, the same rule for every defense.
+
+        An update that would break the model (finite rows can add up to infinity) is not applied.
+        """
+        params = start.params + self.population.config.server_lr * aggregate.update
+        buffers = start.buffers
+        total = aggregate.weights.sum()
+        if total > 0:
+            buffers = (aggregate.weights @ screened.buffers) / total  # over the accepted clients
+        if not _finite(params) or not _finite(buffers):
+            params, buffers = start.params, start.buffers
+        return replace(
+            start,
+            next_round=start.next_round + 1,
+            params=params,
+            buffers=buffers,
+            defense_state=state,
+        )
+
+    def _evaluate(self, end: Checkpoint) -> tuple[float | None, list[float | None]]:
+        """MA, and the BA of each backdoor."""
+        population = self.population
+        population.layout.write(end.params, end.buffers)
+
+        def measure(test: TestSet) -> float | None:
+            return accuracy(population.module, test, population.dataset.decode)
+
+        return measure(self.clean_test), [measure(test) for test in self.triggered_tests]
+
+    def _record(
+        self,
+        order: Order,
+        scores: tuple[float | None, list[float | None]],
+        clients: list[Record],
+        seconds: dict[str, float],
+    ) -> Record:
+        ma, ba = scores
+        tpr, tnr = rates(clients)
+        scored = [client for client in clients if client["score"] is not None]
+        return {
+            "round": order.index,
+            "attacked": self.population.attacked(order.index),
+            "MA": ma,
+            "BA": mean(ba),
+            "TPR": tpr,
+            "TNR": tnr,
+            "AUC": auc([c["score"] for c in scored], [c["malicious"] for c in scored]),
+            "BA_by_backdoor": {str(i): value for i, value in enumerate(ba)},
+            "seconds": seconds,
+            "clients": clients,
+        }
+
+
+def _finite(values: Tensor) -> bool:
+    """One pass, without a mask of the size of the input: float64 cannot overflow here."""
+    return bool(torch.linalg.vector_norm(values, dtype=torch.float64).isfinite())
+
+
+def _client_records(
+    jobs: Sequence[Job], aggregate: Aggregate, refused: dict[int, str]
+) -> list[Record]:
+    def pick(values: Tensor | None) -> list[Any]:
+        return [None] * len(jobs) if values is None else values.tolist()
+
+    columns = (pick(aggregate.accepted), pick(aggregate.scores), pick(aggregate.weights))
+    records = [
+        {"id": job.client, "malicious": job.malicious, "accepted": a, "score": s, "weight": w}
+        for job, a, s, w in zip(jobs, *columns, strict=True)
+    ]
+    for i, reason in refused.items():
+        records[i]["refused"] = reason
+        records[i]["score"] = None
+    return records
+
+
+def _check_shapes(aggregate: Aggregate, updates: Tensor) -> None:
+    """A defense that breaks the contract is told so, before it breaks the model."""
+    n, p = updates.shape
+    wanted = {"update": (p,), "weights": (n,), "accepted": (n,), "scores": (n,)}
+    for name, shape in wanted.items():
+        value = getattr(aggregate, name)
+        if value is not None and tuple(value.shape) != shape:
+            raise UserError(f"the defense's {name} must be of shape {shape}, got {value.shape}")

@@ -1,0 +1,91 @@
+"""A name to a plugin class: found by file name, by entry point, or in the harness's own modules."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedbench.errors import UserError, first_line, nearest
+
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+
+
+class Registry(Generic[T]):
+    """Plugins of one kind, imported only when asked for.
+
+    `home` is where the kind lives: a package with one module a plugin (`fedbench.defenses`), or one
+    module that holds them all (`fedbench.models`). Packages out of tree add theirs with an entry
+    point in the group `fedbench.<kind>s`.
+    """
+
+    def __init__(self, kind: str, home: str) -> None:
+        self.kind = kind
+        self.home = home
+        self._classes: dict[str, type[T]] = {}
+
+    def register(self, name: str) -> Callable[[C], C]:
+        def add(cls: C) -> C:
+            known = self._classes.get(name)
+            if known is not None and known.__qualname__ != cls.__qualname__:
+                raise ValueError(f"two {self.kind}s are called {name}: {known} and {cls}")
+            self._classes[name] = cls
+            return cls
+
+        return add
+
+    def names(self) -> list[str]:
+        """Every name that `get` knows, without importing the plugins in a package."""
+        home = importlib.import_module(self.home)
+        in_tree = (
+            {module.name for module in pkgutil.iter_modules(home.__path__)}
+            if hasattr(home, "__path__")
+            else set()
+        )
+        names = in_tree | set(self._classes) | set(self._entry_points())
+        return sorted(name for name in names if not name.startswith("_"))
+
+    def get(self, name: str) -> type[T]:
+        home = importlib.import_module(self.home)
+        if name not in self._classes:
+            if name in self._entry_points():
+                self._entry_points()[name].load()
+            elif hasattr(home, "__path__") and name in self.names():
+                importlib.import_module(f"{self.home}.{name}")
+        if name not in self._classes:
+            raise UserError(f"no {self.kind} is called {name!r}{nearest(name, self.names())}")
+        return self._classes[name]
+
+    def build(self, settings: Mapping[str, Any]) -> T:
+        """The plugin that `settings` describes: `name`, and its dataclass fields as the other keys.
+
+        Every mistake, of name, key, type or range, is a UserError that names the value.
+        """
+        fields = dict(settings)
+        name = fields.pop("name", None)
+        if name is None:
+            raise UserError(f"{self.kind} has no name{nearest('', self.names())}")
+        cls = self.get(name)
+        known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for key in fields:
+            if key not in known:
+                raise UserError(f"{self.kind} {name} has no setting {key!r}{nearest(key, known)}")
+        try:
+            schema = OmegaConf.structured(cls)
+            OmegaConf.set_readonly(schema, False)
+            return OmegaConf.to_object(OmegaConf.merge(schema, fields))  # type: ignore[return-value]
+        except OmegaConfBaseException as error:
+            key = str(error.full_key)
+            raise UserError(f"{self.kind}.{key}={fields.get(key)}: {first_line(error)}") from error
+        except ValueError as error:
+            raise UserError(f"{self.kind} {name}: {error}") from error
+
+    def _entry_points(self) -> dict[str, Any]:
+        return {point.name: point for point in entry_points(group=f"fedbench.{self.kind}s")}

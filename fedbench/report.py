@@ -1,0 +1,341 @@
+"""The comparison of runs: `python -m fedbench.report runs/NAME` prints it, defenses by setting."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import os
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedbench.console import percent
+from fedbench.errors import UserError
+
+Value = str | int | float | None
+
+SHARES = ("BA", "MA", "TPR", "TNR", "AUC")
+METRICS = (*SHARES, "seconds")
+# How a run is kept, shown or computed, not what it is: these never make two runs differ.
+BOOKKEEPING = frozenset({"name", "out", "tracker", "executor", "hydra", "seed"})
+# What a reader asks first of a setting; the caption names those that all runs share.
+LEADING = ("dataset", "model", "attack", "pmr", "pdr", "non_iid", "n_clients", "rounds")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run directory as far as it can be read."""
+
+    folder: Path
+    status: str  # finished | failed | unfinished | unreadable
+    config: Mapping[str, Value]  # flat: `attack` is the attack's name, `attack.x` its parameters
+    metrics: Mapping[str, float | None]  # all of METRICS for a finished run, else empty
+    reason: str = ""  # why it is not finished
+
+    def value(self, key: str) -> Value:
+        """The config's value; a dash where it has none, as for another attack's parameter."""
+        return self.config.get(key, "-")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one defense in one setting, one a seed."""
+
+    setting: tuple[Value, ...]
+    defense: str  # `krum`, or `krum m=5` where runs of krum differ in m
+    runs: tuple[RunResult, ...]
+
+    @property
+    def finished(self) -> list[RunResult]:
+        return [run for run in self.runs if run.status == "finished"]
+
+    def numbers(self) -> list[str]:
+        """Cells of METRICS and of `seeds`; without a finished run, its status instead."""
+        if not self.finished:
+            statuses = {run.status for run in self.runs}
+            worst = next(s for s in ("failed", "unreadable", "unfinished") if s in statuses)
+            cells = [worst] + [""] * (len(METRICS) - 1)
+        else:
+            cells = [_mean(key, [run.metrics[key] for run in self.finished]) for key in METRICS]
+        done, all_ = len(self.finished), len(self.runs)
+        return [*cells, f"{done}" if done == all_ else f"{done} of {all_}"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What every form of the table shows."""
+
+    keys: list[str]  # of the config, that make the settings
+    numbers: list[str]  # METRICS, and `seeds` where any row has more than one
+    rows: list[Row]
+    caption: str
+
+
+def read_runs(folders: Iterable[str | Path]) -> list[RunResult]:
+    """Every run below the folders: in the folders' order, then in the order they were started."""
+    runs: dict[Path, RunResult] = {}
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} is not a folder" if folder.exists() else f"no folder {folder}"
+            )
+        found = list(_run_folders(folder))
+        if not found:
+            raise UserError(f"no runs below {folder}: no folder there has a config.yaml")
+        for run in sorted(found, key=lambda run: ((run / "config.yaml").stat().st_mtime_ns, run)):
+            runs.setdefault(run.resolve(), _read_run(run))
+    return list(runs.values())
+
+
+def comparison(runs: Sequence[RunResult]) -> Table:
+    """The table for a terminal; a setting is named once, in the first row of its section."""
+    compared = compare(runs)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.caption, table.caption_justify = Text(compared.caption), "left"
+    # On a narrow terminal cells take more lines; nothing is cut off.
+    for name in (*compared.keys, "defense"):
+        table.add_column(Text(name), overflow="fold")
+    for name in compared.numbers:
+        table.add_column(name, overflow="fold", justify="right")
+    previous: tuple[Value, ...] | None = None
+    for row in compared.rows:
+        if row.setting != previous:
+            table.add_section()
+        setting = ["" if row.setting == previous else show(value) for value in row.setting]
+        line = [*setting, row.defense, *row.numbers()[: len(compared.numbers)]]
+        table.add_row(*map(Text, line), style="" if row.finished else "yellow")
+        previous = row.setting
+    return table
+
+
+def to_markdown(runs: Sequence[RunResult]) -> str:
+    """The same table for a document; every row names its setting."""
+    compared = compare(runs)
+    words, numbers = [*compared.keys, "defense"], compared.numbers
+    lines = [[*words, *numbers], ["---"] * len(words) + ["---:"] * len(numbers)]
+    for row in compared.rows:
+        lines.append([*map(show, row.setting), row.defense, *row.numbers()[: len(numbers)]])
+    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([*table, "", compared.caption, ""])
+
+
+def compare(runs: Sequence[RunResult]) -> Comparison:
+    """Sorts the runs into rows: by setting, then by defense in order of appearance.
+
+    A run whose config cannot be read belongs to no setting; it comes last, under its folder's name.
+    """
+    read = [run for run in runs if run.config]
+    varying = _varying_keys(read)
+    keys = [key for key in varying if _group(key) != "defense"]
+    names = list(dict.fromkeys(run.value("defense") for run in read))
+    rows: dict[tuple[Any, ...], list[RunResult]] = {}
+    for run in read:
+        setting = [_natural(run.value(key)) for key in keys]
+        variant = [_natural(run.value(key)) for key in varying if _group(key) == "defense"]
+        place = (tuple(setting), names.index(run.value("defense")), tuple(variant))
+        rows.setdefault(place, []).append(run)
+    table = []
+    for _, same in sorted(rows.items(), key=lambda item: item[0]):
+        setting_values = tuple(same[0].value(key) for key in keys)
+        table.append(Row(setting_values, _defense_label(same[0], read), _one_a_seed(same)))
+    table += [Row(("?",) * len(keys), run.folder.name, (run,)) for run in runs if not run.config]
+    repeated = any(len(row.runs) > 1 for row in table)
+    numbers = [*METRICS, "seeds"] if repeated else [*METRICS]
+    return Comparison(keys, numbers, table, _caption(read, keys, repeated))
+
+
+def notes(runs: Sequence[RunResult]) -> list[str]:
+    """A line for each run that is not in the averages: which, where, why."""
+    counted = {run.folder for row in compare(runs).rows for run in row.runs}
+    lines = []
+    for run in runs:
+        if run.status != "finished":
+            lines.append(f"{run.status}: {run.folder}" + (f": {run.reason}" if run.reason else ""))
+        elif run.folder not in counted:
+            lines.append(f"not counted: {run.folder}: another run has its settings and seed")
+    return lines
+
+
+def show(value: Value) -> str:
+    """A config value as one would write it on the command line."""
+    return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
+
+
+def _run_folders(top: Path) -> Iterator[Path]:
+    for folder, below, files in os.walk(top):
+        # Hidden: Hydra's .hydra/config.yaml, and caches beside the runs.
+        below[:] = [name for name in below if not name.startswith(".")]
+        if "config.yaml" in files:
+            below.clear()
+            yield Path(folder)
+
+
+def _read_run(folder: Path) -> RunResult:
+    config: dict[str, Value] = {}
+    reading = "config.yaml"
+    try:
+        config = _read_config(folder / reading)
+        reading = "summary.json"
+        if not (folder / reading).exists():
+            return RunResult(folder, "unfinished", config, {})
+        summary = json.loads((folder / reading).read_text(encoding="utf-8"))
+        if not isinstance(summary, dict) or summary.get("status") not in ("finished", "failed"):
+            raise ValueError("no status that is finished or failed")
+        if summary["status"] == "failed":
+            return RunResult(folder, "failed", config, {}, _one_line(summary.get("error") or ""))
+        return RunResult(
+            folder, "finished", config, {key: _number(summary, key) for key in METRICS}
+        )
+    except (OSError, ValueError, RecursionError) as error:
+        return RunResult(folder, "unreadable", config, {}, f"{reading}: {_one_line(error)}")
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def _read_config(path: Path) -> dict[str, Value]:
+    import yaml  # here, for a quick `--help`
+
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError("not YAML") from error
+    config = dict(_flat(loaded)) if isinstance(loaded, dict) else {}
+    if not isinstance(config.get("defense"), str):
+        raise ValueError("names no defense")
+    return config
+
+
+def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
+    for key, value in tree.items():
+        path = prefix[:-1] if prefix and key == "name" else f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}.")
+        elif value is None or isinstance(value, str | int | float):
+            yield path, value
+        else:
+            yield path, json.dumps(value, default=str)
+
+
+def _number(summary: Mapping[str, Any], key: str) -> float | None:
+    if key not in summary:
+        raise ValueError(f"no {key}")
+    value = summary[key]
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{key} is {value!r}")
+    return float(value)
+
+
+def _varying_keys(runs: Sequence[RunResult]) -> list[str]:
+    """Keys with more than one value: LEADING ones first, then in the configs' order.
+
+    A group's parameters are compared among the runs with the same choice in that group only: dba
+    has parameters that other attacks lack, which says no more than `attack` itself.
+    """
+    varying = []
+    for key in dict.fromkeys(key for run in runs for key in run.config):
+        steps = key.split(".")
+        groups = [".".join(steps[:depth]) for depth in range(1, len(steps))]
+        seen: dict[tuple[Value, ...], set[Value]] = {}
+        for run in runs:
+            seen.setdefault(tuple(map(run.value, groups)), set()).add(run.value(key))
+        if steps[0] not in BOOKKEEPING and any(len(values) > 1 for values in seen.values()):
+            varying.append(key)
+    rank = {key: place for place, key in enumerate(LEADING)}
+    return sorted(varying, key=lambda key: rank.get(_group(key), len(rank)))
+
+
+def _group(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _defense_label(run: RunResult, runs: Sequence[RunResult]) -> str:
+    namesakes = [other for other in runs if other.value("defense") == run.value("defense")]
+    varying = [key for key in _varying_keys(namesakes) if _group(key) == "defense"]
+    parameters = [f"{key.removeprefix('defense.')}={show(run.value(key))}" for key in varying]
+    return " ".join([show(run.value("defense")), *parameters])
+
+
+def _one_a_seed(runs: Sequence[RunResult]) -> tuple[RunResult, ...]:
+    """Without repetitions of a seed, which would pass for more evidence; finished ones go first."""
+    by_seed: dict[Value, RunResult] = {}
+    for run in sorted(runs, key=lambda run: run.status != "finished"):
+        by_seed.setdefault(run.value("seed"), run)
+    return tuple(by_seed.values())
+
+
+def _natural(value: Value) -> tuple[Any, ...]:
+    """Sorts 0.2 before 0.3 before 1e1, `cnn9` before `cnn10`, and numbers before words."""
+    if value is None:
+        return (0,)
+    try:
+        return (1, float(value))
+    except ValueError:
+        parts = re.split(r"(\d+)", str(value))
+        return (2, tuple(int(part) if part.isdecimal() else part for part in parts), value)
+
+
+def _mean(key: str, values: Sequence[float | None]) -> str:
+    """`84.1 ± 0.3`: mean and sample standard deviation of what was measured."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return "-"
+    write = percent if key in SHARES else "{:.1f}".format
+    mean = write(statistics.fmean(present))
+    return f"{mean} ± {write(statistics.stdev(present))}" if len(present) > 1 else mean
+
+
+def _caption(runs: Sequence[RunResult], keys: Sequence[str], repeated: bool) -> str:
+    """What all the runs share, the seeds, and how to read the numbers."""
+    first = runs[0].config if runs else {}
+    shared = [key for key in LEADING if key not in keys and first.get(key) is not None]
+    parts = [", ".join(f"{key} {show(first[key])}" for key in shared)] if shared else []
+    seeds = sorted({run.config["seed"] for run in runs if "seed" in run.config}, key=_natural)
+    if seeds:
+        parts.append(("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(show, seeds)))
+    spread = ", mean ± sample standard deviation over seeds" if repeated else ""
+    return "; ".join([*parts, f"{', '.join(SHARES)} in %{spread}"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m fedbench.report", description="Prints a table of runs: defenses by setting."
+    )
+    parser.add_argument("folders", nargs="+", metavar="folder", help="runs/NAME, or a single run")
+    parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
+    options = parser.parse_args(arguments)
+    try:
+        runs = read_runs(options.folders)
+    except UserError as error:
+        print(f"fedbench.report: {error}", file=sys.stderr)
+        return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an encoding without ± is no reason to stop
+    console = Console()
+    if not console.file.isatty():
+        console.width = 1000  # a file or pipe has no width to keep to
+    if options.markdown:
+        console.print(to_markdown(runs), end="", markup=False, highlight=False, soft_wrap=True)
+    else:
+        console.print(comparison(runs))
+    for line in notes(runs):
+        print(line, file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""A run from configuration to summary: build, skip or resume, pretrain, go through the rounds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedbench.attack import ATTACKS, Attack
+from fedbench.backdoors import BACKDOORS, Backdoor
+from fedbench.config import RunConfig
+from fedbench.console import Display
+from fedbench.data import DATASETS, Dataset, DataSource
+from fedbench.defense import DEFENSES, Defense
+from fedbench.errors import UserError
+from fedbench.executors import EXECUTORS, Executor, Workforce
+from fedbench.models import MODELS, Model
+from fedbench.results import (
+    Checkpoint,
+    Record,
+    RunDir,
+    load_checkpoint,
+    locked,
+    save_checkpoint,
+    summarise,
+)
+from fedbench.rng import derive
+from fedbench.tracking import TRACKERS, RunInfo, Session, Tracker
+
+if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before it is
+    from lightning.fabric import Fabric
+
+    from fedbench.federation import Federation
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration with its plugins built: everything but data and training."""
+
+    config: RunConfig
+    defense: Defense
+    attack: Attack
+    backdoors: tuple[Backdoor, ...]
+    source: DataSource
+    model: Model
+    executor: Executor
+    tracker: Tracker
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Plan:
+        """Builds what the configuration names; a UserError for anything that cannot work."""
+        attack = ATTACKS.build(config.attack)
+        source = DATASETS.build(config.dataset)
+        backdoors = source.backdoors if attack.backdoors is None else attack.backdoors
+        if not backdoors:
+            raise UserError("backdoors=[]: BA needs at least one backdoor to measure")
+        plan = cls(
+            config=config,
+            defense=DEFENSES.build(config.defense),
+            attack=attack,
+            backdoors=tuple(BACKDOORS.build(settings) for settings in backdoors),
+            source=source,
+            model=MODELS.build(config.model),
+            executor=EXECUTORS.build(config.executor),
+            tracker=TRACKERS.build(config.tracker),
+        )
+        try:
+            plan.defense.check(config.n_clients)
+        except ValueError as error:
+            raise UserError(f"defense {config.defense['name']}: {error}") from error
+        return plan
+
+    @property
+    def folder(self) -> RunDir:
+        versions = {"defense": self.defense.version, "attack": self.attack.version}
+        return RunDir(Path(self.config.out, self.config.name, self.config.run_id(versions)))
+
+
+def run(config: RunConfig) -> Record:
+    """The summary of the run: a finished one is read, an interrupted one goes on where it was."""
+    plan = Plan.of(config)
+    display = Display(config.title, config.rounds)
+    finished = plan.folder.finished()
+    if finished is not None:
+        display.close(finished, skipped=True)
+        return finished
+    outcome = plan.executor.fabric().launch(_on_rank, config)  # type: ignore[arg-type]
+    if isinstance(outcome, UserError):
+        raise outcome
+    return outcome  # type: ignore[no-any-return]
+
+
+def _on_rank(fabric: Fabric, config: RunConfig) -> Record | UserError | None:
+    """The run as one process sees it; a UserError is returned, to reach the parent as it is."""
+    from fedbench.federation import Federation
+    from fedbench.population import Population
+
+    plan = Plan.of(config)
+    torch.set_num_threads(plan.executor.threads)
+    try:
+        dataset = plan.source.load()
+        _check_fit(plan, dataset)
+        torch.manual_seed(derive(config.seed, "init"))
+        network = plan.model.build(dataset.input_shape, dataset.n_classes)
+        population = Population(config, dataset, network, plan.attack, plan.backdoors, fabric)
+        workforce = Workforce(plan.executor, fabric, population)
+        if fabric.global_rank > 0:
+            workforce.serve()
+            return None
+        try:
+            federation = Federation(population, workforce, plan.defense)
+            with plan.folder.locked():
+                # Another process may have finished it while this one waited for the lock.
+                return plan.folder.finished() or _rounds(plan, federation)
+        finally:
+            workforce.dismiss()
+    except UserError as error:
+        return error
+
+
+def _check_fit(plan: Plan, dataset: Dataset) -> None:
+    for backdoor in plan.backdoors:
+        try:
+            backdoor.check(dataset.input_shape, dataset.n_classes)
+        except ValueError as error:
+            raise UserError(f"backdoor on {dataset.name}: {error}") from error
+
+
+def _rounds(plan: Plan, federation: Federation) -> Record:
+    """All rounds that are left; each is recorded, tracked and checkpointed, in this order."""
+    config, folder = plan.config, plan.folder
+    folder.start(config)
+    start = folder.resume()
+    first_round = 0 if start is None else start.next_round
+    about = RunInfo(
+        id=folder.path.name,
+        name=config.title,
+        group=config.name,
+        tags=tuple(str(group["name"]) for group in (config.defense, config.attack, config.dataset)),
+        config=asdict(config),
+        directory=folder.path,
+        first_round=first_round,
+    )
+    with Display(config.title, config.rounds, first_round) as display:
+        session = Session()  # the tracker's own is opened later: the first round should not wait
+
+        def end(summary: Record) -> Record:
+            folder.finish(summary)
+            session.finish(summary)
+            display.close(summary)
+            return summary
+
+        try:
+            state = _pretrained(config, federation, display) if start is None else start
+            while state.next_round < config.rounds:
+                state, record = federation.round(state)
+                folder.record(record)
+                if state.next_round == first_round + 1:
+                    session = plan.tracker.open(about, display.say)
+                session.round(record)
+                folder.checkpoint(state)
+                display.round(record)
+        except Exception as error:
+            end({"status": "failed", "error": f"{type(error).__name__}: {error}"})
+            raise
+        return end(summarise(folder.rounds()))
+
+
+def _pretrained(config: RunConfig, federation: Federation, display: Display) -> Checkpoint:
+    """The model before round 0: trained once for all runs that would train the same one."""
+    state = federation.initial()
+    if not config.pretrain_rounds:
+        return state
+    path = Path(config.out, ".pretrained", f"{config.pretrain_id()}.pt")
+    with locked(path.with_suffix(".lock")):
+        if path.exists():
+            state = load_checkpoint(path)
+        while state.next_round < 0:
+            state = federation.pretrain(state)
+            save_checkpoint(path, state)
+            display.pretrain(config.pretrain_rounds + state.next_round, config.pretrain_rounds)
+    return state

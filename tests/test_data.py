@@ -1,0 +1,462 @@
+"""fedbench.data: the sample, the full sets if they are here, every way a file can be wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+import http.server
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pooch  # type: ignore[import-untyped]
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from fedbench.data import (
+    ASSETS,
+    DATASETS,
+    Dataset,
+    IdxFile,
+    PublishedImages,
+    idx_files,
+    read_idx,
+    read_split,
+)
+from fedbench.errors import UserError
+
+CONF = Path(__file__).parent.parent / "conf" / "dataset"
+NAMES = [file.name for file in idx_files("mnist")]
+
+
+def idx_bytes(array: Tensor, dtype: int = 0x08) -> bytes:
+    header = struct.pack(f">{1 + array.dim()}I", dtype << 8 | array.dim(), *array.shape)
+    return header + array.to(torch.uint8).numpy().tobytes()
+
+
+def write_set(folder: Path, *, zipped: bool, n_train: int = 6, n_test: int = 4) -> list[IdxFile]:
+    """A made set of 3 x 2 images under the usual names, and what proves it intact."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for i, name in enumerate(NAMES):
+        n = n_train if i < 2 else n_test
+        array = torch.arange(n) % 10 if i % 2 else torch.arange(n * 6).view(n, 3, 2) % 256
+        data = idx_bytes(array)
+        packed = gzip.compress(data, mtime=0)
+        (folder / (name + ".gz" * zipped)).write_bytes(packed if zipped else data)
+        sha256, md5 = hashlib.sha256(data).hexdigest(), hashlib.md5(packed).hexdigest()
+        files.append(IdxFile(name, sha256, md5))
+    return files
+
+
+def source(files: list[IdxFile], mirrors: tuple[str, ...] = (), **fields: Any) -> PublishedImages:
+    """A set called `made` of these files."""
+    made = {"name": "made", "files": tuple(files), "mean": 0.5, "std": 0.25, "mirrors": mirrors}
+    cls: type[PublishedImages] = type("Made", (PublishedImages,), made)
+    return cls(**fields)
+
+
+def message(call: Any, *args: Any) -> str:
+    """What the UserError of a call says: one line."""
+    with pytest.raises(UserError) as caught:
+        call(*args)
+    text = str(caught.value)
+    assert len(text.splitlines()) == 1
+    return text
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder and a download cache with nothing in them, and no proxy."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDBENCH_DATA", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
+    return tmp_path
+
+
+@settings(deadline=None)  # the first call pays for torch's start
+@given(
+    hnp.arrays("uint8", hnp.array_shapes(min_dims=1, max_dims=4, max_side=5)),
+    st.floats(0, 1),
+    st.floats(0.05, 1),
+)
+def test_decode_is_the_definition(array: Any, mean: float, std: float) -> None:
+    x, y = torch.from_numpy(array), torch.zeros(len(array), dtype=torch.int64)
+    got = Dataset("made", x, y, x, y, 10, mean, std).decode(x)
+    want = (x.double() / 255 - mean) / std
+    assert got.dtype == torch.float32
+    assert got.shape == x.shape
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_decode_by_hand_and_leaves_the_samples_alone() -> None:
+    x = torch.tensor([[0, 51, 255]], dtype=torch.uint8)
+    y = torch.tensor([0])
+    data = Dataset("made", x, y, x, y, 10, 0.2, 0.4)
+    # 0 / 255 = 0, 51 / 255 = 0.2, 255 / 255 = 1; minus 0.2; over 0.4
+    torch.testing.assert_close(data.decode(x), torch.tensor([[-0.5, 0.0, 2.0]]))
+    assert x.tolist() == [[0, 51, 255]]
+
+
+def test_decode_does_not_depend_on_the_default_dtype() -> None:
+    x, y = torch.tensor([[7]], dtype=torch.uint8), torch.tensor([0])
+    data = Dataset("made", x, y, x, y, 10, 0.2, 0.4)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert data.decode(x).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def check_set(data: Dataset, n_train: int, n_test: int) -> None:
+    for x, y, n in ((data.x_train, data.y_train, n_train), (data.x_test, data.y_test, n_test)):
+        assert x.shape == (n, 1, 28, 28)
+        assert x.dtype == torch.uint8
+        assert y.shape == (n,)
+        assert y.dtype == torch.int64
+        assert set(y.tolist()) == set(range(10))
+    assert data.input_shape == (1, 28, 28)
+    assert data.n_classes == 10
+    decoded = data.decode(data.x_train)
+    assert abs(float(decoded.mean())) < 0.01
+    assert abs(float(decoded.std()) - 1) < 0.01
+
+
+def full_set(name: str) -> Dataset:
+    """The full set from this machine; never a download."""
+    found = DATASETS.get(name)()
+    assert isinstance(found, PublishedImages)
+    offline = type(name, (type(found),), {"mirrors": ()})()
+    try:
+        data = offline.load()
+    except UserError as error:
+        if "cannot be downloaded" not in str(error):
+            raise
+        pytest.skip(f"{name} is not on this machine; FEDBENCH_DATA may name a folder with {name}/")
+    assert isinstance(data, Dataset)
+    return data
+
+
+def test_sample_is_balanced_and_shuffled() -> None:
+    data = DATASETS.build({"name": "fmnist_sample"}).load()
+    check_set(data, 10_000, 2_000)
+    assert data.y_train.bincount().tolist() == [1000] * 10
+    assert data.y_test.bincount().tolist() == [200] * 10
+    # Sorted by class, a tenth of the file holds one class; shuffled, 100 +- 9 of each.
+    for part in data.y_train.view(10, 1000):
+        assert part.bincount(minlength=10).min() > 50
+
+
+def test_sample_is_part_of_the_full_set() -> None:
+    full = full_set("fmnist")
+    sample = DATASETS.build({"name": "fmnist_sample"}).load()
+
+    def rows(x: Tensor, y: Tensor) -> list[bytes]:
+        return [row.tobytes() for row in torch.cat([x.flatten(1), y[:, None].byte()], 1).numpy()]
+
+    for split in ("train", "test"):
+        ours = rows(getattr(sample, f"x_{split}"), getattr(sample, f"y_{split}"))
+        theirs = rows(getattr(full, f"x_{split}"), getattr(full, f"y_{split}"))
+        assert set(ours) <= set(theirs)
+        # An image may be there twice only if the full set has it twice.
+        assert len(ours) - len(set(ours)) <= len(theirs) - len(set(theirs))
+
+
+def test_sample_carries_its_licence() -> None:
+    licence = (ASSETS / "fmnist_sample" / "LICENSE").read_text("utf-8")
+    assert "Copyright (c) 2017 Zalando SE" in licence
+    assert "Permission is hereby granted" in licence
+
+
+def test_fmnist_is_whole() -> None:
+    data = full_set("fmnist")
+    check_set(data, 60_000, 10_000)
+    assert data.y_train.bincount().tolist() == [6000] * 10
+    assert data.y_test.bincount().tolist() == [1000] * 10
+
+
+def test_mnist_is_whole() -> None:
+    check_set(full_set("mnist"), 60_000, 10_000)
+
+
+@pytest.mark.parametrize("name", DATASETS.names())
+def test_config_file_states_the_defaults(name: str) -> None:
+    config = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+    assert isinstance(config, dict)
+    config.pop("defaults", None)
+    built = DATASETS.build({str(key): value for key, value in config.items()})
+    assert built == DATASETS.get(name)()
+    assert set(config) == {"name"} | {field.name for field in dataclasses.fields(built)}
+    assert built.backdoors == [{"name": "patch"}]
+
+
+@pytest.mark.parametrize("name", DATASETS.names())
+def test_every_file_has_its_hashes(name: str) -> None:
+    files = idx_files(name)
+    assert [file.name for file in files] == NAMES
+    assert all(len(bytes.fromhex(file.sha256)) == 32 for file in files)
+    if name != "fmnist_sample":
+        assert all(len(bytes.fromhex(file.md5)) == 16 for file in files)
+
+
+def test_import_does_not_load_the_downloader() -> None:
+    code = "import sys, fedbench.data; sys.exit('pooch' in sys.modules)"
+    root = Path(__file__).parent.parent
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+@settings(deadline=None)
+@given(array=hnp.arrays("uint8", hnp.array_shapes(min_dims=1, max_dims=4, max_side=6)))
+@pytest.mark.parametrize("zipped", [False, True])
+def test_read_idx_gives_back_what_was_written(
+    array: Any, zipped: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    want = torch.from_numpy(array)
+    data = idx_bytes(want)
+    path = tmp_path_factory.getbasetemp() / "round-trip"
+    path.write_bytes(gzip.compress(data) if zipped else data)
+    got = read_idx(path, want.dim(), hashlib.sha256(data).hexdigest())
+    assert got.dtype == torch.uint8
+    assert torch.equal(got, want)
+
+
+def test_read_idx_goes_by_content_not_by_name(tmp_path: Path) -> None:
+    data = idx_bytes(torch.arange(5))
+    (tmp_path / "plain.gz").write_bytes(data)
+    (tmp_path / "zipped").write_bytes(gzip.compress(data))
+    assert read_idx(tmp_path / "plain.gz", 1).tolist() == [0, 1, 2, 3, 4]
+    assert read_idx(tmp_path / "zipped", 1).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_cut_at_any_byte_is_an_error(tmp_path: Path, zipped: bool) -> None:
+    whole = idx_bytes(torch.arange(60).view(5, 4, 3))
+    data = gzip.compress(whole) if zipped else whole
+    path = tmp_path / "cut"
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        said = message(read_idx, path, 3)
+        assert str(path) in said
+        if length > 16:
+            assert (f"after {length} bytes" if zipped else f"{length} bytes, expected 76") in said
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_bytes_too_many_are_an_error(tmp_path: Path, zipped: bool) -> None:
+    data = idx_bytes(torch.arange(6).view(1, 2, 3)) + b"x"
+    path = tmp_path / "long"
+    path.write_bytes(gzip.compress(data) if zipped else data)
+    assert f"{path}: 23 bytes, expected 22 (a header of 16 and 1 x 2 x 3 elements)" == message(
+        read_idx, path, 3
+    )
+
+
+def test_every_changed_byte_is_an_error(tmp_path: Path) -> None:
+    whole = idx_bytes(torch.arange(12).view(3, 2, 2))
+    sha256 = hashlib.sha256(whole).hexdigest()
+    packed = gzip.compress(whole, mtime=0)
+    path = tmp_path / "changed"
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        assert str(path) in message(read_idx, path, 3, sha256)
+    for at in range(10, len(packed)):  # past the header, whose time and system carry no content
+        path.write_bytes(packed[:at] + bytes([packed[at] ^ 0x55]) + packed[at + 1 :])
+        assert str(path) in message(read_idx, path, 3, sha256)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "0 bytes, too short for an idx header of 16 bytes"),
+        (b"<!DOCTYPE html><html>", "magic number 0x3c21444f, expected 0x00000803"),
+        (idx_bytes(torch.zeros(9, dtype=torch.uint8)) + b"--", "magic number 0x00000801"),
+        (idx_bytes(torch.zeros(2, 2, 2), dtype=0x0D), "magic number 0x00000d03"),
+        (struct.pack(">4I", 0x803, 0, 28, 28), "the header says 0 x 28 x 28"),
+        (struct.pack(">4I", 0x803, *[2**32 - 1] * 3), f"expected {16 + (2**32 - 1) ** 3}"),
+        (b"\x1f\x8b\x08" + bytes(range(40)), "damaged gzip data"),
+        (gzip.compress(bytes(80))[:-8] + bytes(8), "damaged gzip data"),
+        (gzip.compress(idx_bytes(torch.zeros(1, 1, 1))) + b"tail", "damaged gzip data"),
+    ],
+)
+def test_other_content_is_an_error(tmp_path: Path, data: bytes, said: str) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(data)
+    told = message(read_idx, path, 3)
+    assert told.startswith(f"{path}: ")
+    assert said in told
+
+
+def test_a_wrong_hash_names_both(tmp_path: Path) -> None:
+    data = idx_bytes(torch.arange(5))
+    (tmp_path / "labels").write_bytes(data)
+    told = message(read_idx, tmp_path / "labels", 1, "0" * 64)
+    assert hashlib.sha256(data).hexdigest() in told
+    assert "0" * 64 in told
+
+
+def test_a_folder_or_nothing_is_an_error(tmp_path: Path) -> None:
+    assert "Is a directory" in message(read_idx, tmp_path, 1)
+    assert "No such file" in message(read_idx, tmp_path / "none", 1)
+
+
+def test_read_split(tmp_path: Path) -> None:
+    images, labels = tmp_path / "images", tmp_path / "labels"
+    images.write_bytes(idx_bytes(torch.arange(18).view(3, 3, 2)))
+    labels.write_bytes(idx_bytes(torch.tensor([2, 0, 1])))
+    x, y = read_split(images, labels, 3)
+    assert x.shape == (3, 1, 3, 2)
+    assert y.tolist() == [2, 0, 1]
+    assert f"{labels}: label 2, expected 0 to 1" == message(read_split, images, labels, 2)
+    labels.write_bytes(idx_bytes(torch.tensor([2, 0, 1, 1])))
+    assert f"{labels}: 4 labels, expected 3, one an image of {images}" == message(
+        read_split, images, labels, 3
+    )
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_root_is_the_only_place(alone: Path, zipped: bool) -> None:
+    files = write_set(alone / "here", zipped=zipped)
+    write_set(alone / "data" / "made", zipped=zipped)
+    data = source(files, root="here").load()
+    assert data.name == "made"
+    assert data.x_train.shape == (6, 1, 3, 2)
+    assert data.y_test.tolist() == [0, 1, 2, 3]
+    for path in (alone / "here").glob("t10k*"):
+        path.unlink()
+    told = message(source(files, root="here").load)
+    assert told.startswith(f"dataset.root=here: expected {NAMES[2]}, {NAMES[3]} (plain or .gz)")
+    assert str(alone / "here") in told
+    assert NAMES[0] not in told
+
+
+def test_root_may_start_at_home(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(alone))
+    monkeypatch.setenv("USERPROFILE", str(alone))
+    assert source(write_set(alone / "here", zipped=True), root="~/here").load().n_classes == 10
+
+
+def test_places_in_their_order(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_DATA", str(alone / "shared"))
+    files = write_set(alone / "package", zipped=True)
+    made = source(files)
+    monkeypatch.setattr(type(made), "system_folder", str(alone / "package"))
+
+    def place() -> Path:
+        (folder,) = {path.absolute().parent for path in made.locate()}
+        return folder.relative_to(alone)
+
+    assert place() == Path("package")
+    write_set(alone / "data" / "made", zipped=True)
+    assert place() == Path("data/made")
+    write_set(alone / "shared" / "made", zipped=False)
+    assert place() == Path("shared/made")
+    (alone / "shared" / "made" / NAMES[3]).unlink()  # a place counts if it has all four
+    assert place() == Path("data/made")
+
+
+def test_a_damaged_file_names_itself(alone: Path) -> None:
+    files = write_set(alone / "here", zipped=False)
+    path = alone / "here" / NAMES[2]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert f"{path}: SHA-256" in message(source(files, root=str(alone / "here")).load)
+
+
+class Server:
+    """Serves `folder` on 127.0.0.1 and notes what is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        asked = self.asked = list[str]()
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def log_message(self, format: str, *args: Any) -> None:
+                asked.append(self.path)
+
+        handler = functools.partial(Handler, directory=str(folder))
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/"
+
+
+@pytest.fixture
+def server(alone: Path) -> Iterator[Server]:
+    (alone / "mirror").mkdir()
+    server = Server(alone / "mirror")
+    thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.http.shutdown()
+    thread.join()
+    server.http.server_close()
+
+
+def refusing() -> str:
+    """The address of a port where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}/"
+
+
+def test_download_once(alone: Path, server: Server) -> None:
+    files = write_set(alone / "mirror", zipped=True)
+    made = source(files, (server.url,))
+    assert made.load().x_train.shape == (6, 1, 3, 2)
+    cache = alone / "cache" / "fedbench" / "made"
+    assert sorted(path.name for path in cache.iterdir()) == sorted(f"{n}.gz" for n in NAMES)
+    assert len(server.asked) == 4
+    made.load()
+    assert len(server.asked) == 4
+
+
+def test_download_mends_a_damaged_cache(alone: Path, server: Server) -> None:
+    made = source(write_set(alone / "mirror", zipped=True), (server.url,))
+    made.load()
+    (alone / "cache" / "fedbench" / "made" / f"{NAMES[0]}.gz").write_bytes(b"half a fi")
+    made.load()
+    assert server.asked[4:] == [f"/{NAMES[0]}.gz"]
+
+
+def test_download_tries_each_mirror(alone: Path, server: Server) -> None:
+    files = write_set(alone / "mirror", zipped=True)
+    made = source(files, (refusing(), f"{server.url}moved/", server.url))
+    assert made.load().y_train.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_download_with_a_wrong_hash_keeps_nothing(alone: Path, server: Server) -> None:
+    files = write_set(alone / "mirror", zipped=True)
+    (alone / "mirror" / f"{NAMES[1]}.gz").write_bytes(b"not the labels")
+    told = message(source(files, (server.url,)).load)
+    assert f"{server.url}: ValueError: " in told
+    assert "hash" in told
+    kept = [path.name for path in (alone / "cache" / "fedbench" / "made").iterdir()]
+    assert kept == [f"{NAMES[0]}.gz"]
+
+
+def test_no_network_says_what_to_put_where(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirrors = (refusing(), refusing())
+    made = source(write_set(alone / "elsewhere", zipped=True), mirrors)
+    told = message(made.load)
+    assert all(name in told for name in NAMES)
+    assert all(mirror in told for mirror in mirrors)
+    assert str(alone / "data" / "made") in told
+    assert "dataset.root=PATH" in told
+    assert "apt" not in told
+    monkeypatch.setattr(type(made), "system_package", "dataset-made")
+    assert "apt install dataset-made" in message(made.load)
+
+
+def test_settings_are_checked_by_name() -> None:
+    assert "did you mean fmnist" in message(DATASETS.build, {"name": "fmnst"})
+    assert "'rot'; did you mean root?" in message(DATASETS.build, {"name": "mnist", "rot": "x"})
+    assert "no setting 'root'" in message(DATASETS.build, {"name": "fmnist_sample", "root": "x"})
