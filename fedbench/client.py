@@ -87,7 +87,7 @@ def _batches(
     n = len(y)
     order = torch.randperm(n, generator=rng).to(y.device)
     sizes = [batch_size] * (n // batch_size) + [n % batch_size] * (n % batch_size > 0)
-    if sizes[-1] == 1 and len(sizes) > 1:
+    if n % batch_size == 1 and 1 < batch_size < n:
         sizes[-2:] = [batch_size + 1]
     return zip(x[order].split(sizes), y[order].split(sizes), strict=True)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedbench.defense import Aggregate, Defense, ServerView
 from fedbench.errors import UserError
 from fedbench.executors import Workforce
-from fedbench.metrics import TestSet, accuracy, auc, mean, rates
+from fedbench.metrics import Probe, accuracy, auc, mean, rates
 from fedbench.population import Job, Order, Population
 from fedbench.results import Checkpoint, Record
 from fedbench.rng import generator
@@ -40,19 +40,18 @@ class Federation:
         self.population = population
         self.workforce = workforce
         self.defense = defense
-        data = population.dataset
-        self.clean_test = TestSet(data.x_test, data.y_test)
-        self.triggered_tests = [
-            TestSet.triggered(data.x_test, data.y_test, backdoor)
-            for backdoor in population.backdoors
+        layout, data = population.layout, population.dataset
+        self.fresh = layout.read_params(), layout.read_buffers()  # as initialised
+        self.clean = Probe(data.x_test, data.y_test)
+        self.triggered = [
+            Probe.triggered(data.x_test, data.y_test, backdoor) for backdoor in population.backdoors
         ]
 
     def initial(self) -> Checkpoint:
-        """The freshly initialised model, before any round."""
-        layout = self.population.layout
-        params = layout.read_params()
+        """The state before any round."""
         first = -self.population.config.pretrain_rounds
-        return Checkpoint(first, params, layout.read_buffers(), params, self.defense.init())
+        params, buffers = self.fresh
+        return Checkpoint(first, params, buffers, params, self.defense.init())
 
     def pretrain(self, start: Checkpoint) -> Checkpoint:
         """One benign round of plain averaging, as before round 0."""
@@ -188,10 +187,10 @@ class Federation:
         population = self.population
         population.layout.write(end.params, end.buffers)
 
-        def measure(test: TestSet) -> float | None:
-            return accuracy(population.module, test, population.dataset.decode)
+        def measure(probe: Probe) -> float | None:
+            return accuracy(population.module, probe, population.dataset.decode)
 
-        return measure(self.clean_test), [measure(test) for test in self.triggered_tests]
+        return measure(self.clean), [measure(probe) for probe in self.triggered]
 
     def _record(
         self,

@@ -15,14 +15,14 @@ BATCH = 1000
 
 
 @dataclass(frozen=True)
-class TestSet:
+class Probe:
     """Raw samples and the label each is compared with."""
 
     x: Tensor  # [n, ...]
     expected: Tensor  # [n]
 
     @classmethod
-    def triggered(cls, x: Tensor, y: Tensor, backdoor: Backdoor) -> TestSet:
+    def triggered(cls, x: Tensor, y: Tensor, backdoor: Backdoor) -> Probe:
         """The samples of other classes than the target, stamped: success is the target label.
 
         A sample of the target class would count as a success without any backdoor.
@@ -32,18 +32,18 @@ class TestSet:
 
 
 @torch.no_grad()
-def accuracy(module: nn.Module, test: TestSet, decode: Callable[[Tensor], Tensor]) -> float | None:
+def accuracy(module: nn.Module, probe: Probe, decode: Callable[[Tensor], Tensor]) -> float | None:
     """Share of samples that get the expected label; None without samples.
 
     Logits that are not finite predict nothing: a broken model is never counted as right.
     """
     module.eval()
     n_right = 0
-    for x, expected in zip(test.x.split(BATCH), test.expected.split(BATCH), strict=True):
+    for x, expected in zip(probe.x.split(BATCH), probe.expected.split(BATCH), strict=True):
         logits = module(decode(x))  # [B, C]
         right = (logits.argmax(dim=-1) == expected) & logits.isfinite().all(dim=-1)
         n_right += int(right.sum())
-    return n_right / len(test.expected) if len(test.expected) else None
+    return n_right / len(probe.expected) if len(probe.expected) else None
 
 
 def auc(scores: Sequence[float], malicious: Sequence[bool]) -> float | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
+from fedbench.errors import UserError
 from fedbench.registry import Registry
 
 
@@ -76,3 +79,28 @@ class CNN(Model):
 
 def _after_convolutions(side: int) -> int:
     return ((side - 4) // 2 - 4) // 2
+
+
+@MODELS.register("custom")
+@dataclass(frozen=True)
+class Custom(Model):
+    """A module of the user's own, named by its import path and made with `arguments`."""
+
+    target: str | None = None  # my_package.MyModule
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.target is None or "." not in self.target:
+            raise ValueError(
+                f"target must be the path of a class, as in my_file.MyModule, got {self.target}"
+            )
+
+    def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
+        module_name, _, name = str(self.target).rpartition(".")
+        try:
+            made = getattr(importlib.import_module(module_name), name)(**self.arguments)
+        except (ImportError, AttributeError, TypeError) as error:
+            raise UserError(f"model.target={self.target}: {error}") from error
+        if not isinstance(made, nn.Module):
+            raise UserError(f"model.target={self.target}: must make a module, got {type(made)}")
+        return made

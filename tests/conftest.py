@@ -1,0 +1,68 @@
+"""What several tests need: a small data set, a small configuration, a federation of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from fedbench.attack import ATTACKS, Attack
+from fedbench.backdoors import BACKDOORS
+from fedbench.config import RunConfig
+from fedbench.data import DATASETS, Dataset
+from fedbench.defense import DEFENSES, Defense
+from fedbench.executors import Sequential, Workforce
+from fedbench.federation import Federation
+from fedbench.population import Population
+
+
+@pytest.fixture(scope="session")
+def sample() -> Dataset:
+    """600 training and 300 test images of the data set that ships with the project."""
+    data = DATASETS.build({"name": "fmnist_sample"}).load()
+    return replace(
+        data,
+        x_train=data.x_train[:600],
+        y_train=data.y_train[:600],
+        x_test=data.x_test[:300],
+        y_test=data.y_test[:300],
+    )
+
+
+@pytest.fixture(scope="session")
+def fabric() -> Fabric:
+    return Fabric(accelerator="cpu", devices=1)
+
+
+@pytest.fixture
+def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
+    """Makes a federation of 6 clients and a small network; settings and parts can be replaced."""
+
+    def make(
+        defense: Defense | None = None,
+        attack: Attack | None = None,
+        network: nn.Module | None = None,
+        **settings: Any,
+    ) -> Federation:
+        config = RunConfig(
+            **{"n_clients": 6, "pmr": 0.34, "local_epochs": 1, "batch_size": 32} | settings
+        )
+        torch.manual_seed(0)
+        network = network or nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+        population = Population(
+            config,
+            sample,
+            network,
+            attack or ATTACKS.build({"name": "constrain_and_scale"}),
+            [BACKDOORS.build({"name": "patch"})],
+            fabric,
+        )
+        defense = defense or DEFENSES.build({"name": "fedavg"})
+        return Federation(population, Workforce(Sequential(), fabric, population), defense)
+
+    return make

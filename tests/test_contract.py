@@ -1,0 +1,547 @@
+"""What every plugin promises. Parametrised over the registries: a new file is tested as it is."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import importlib
+import io
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hydra import compose, initialize_config_module
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from fedbench.attack import ATTACKS, Attack, AttackView, Poisoning
+from fedbench.backdoors import Patch
+from fedbench.config import register_schema
+from fedbench.data import DATASETS
+from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
+from fedbench.executors import EXECUTORS
+from fedbench.models import MODELS
+from fedbench.registry import Registry
+from fedbench.tracking import TRACKERS
+from fedbench.vector import Layout
+
+# Rules whose own definition breaks a promise below. Names that are not registered do no harm.
+NOT_UNANIMOUS = {
+    "foolsgold": "clients that are all alike are all taken for sybils",
+    "dp": "clips and adds noise",
+    "flame": "adds noise",
+}
+NOISY = {"dp", "flame"}  # float32 and float64 noise of one seed are different draws
+TIES_BY_ORDER = {"krum"}  # chooses one client, on equal scores by its place
+
+REGISTRIES: dict[str, Registry[Any]] = {
+    "defense": DEFENSES,
+    "attack": ATTACKS,
+    "dataset": DATASETS,
+    "model": MODELS,
+    "executor": EXECUTORS,
+    "tracker": TRACKERS,
+}
+CHOICES = [(kind, name) for kind, registry in REGISTRIES.items() for name in registry.names()]
+PLUGINS = [(kind, name) for kind, name in CHOICES if kind in ("defense", "attack")]
+
+every_defense = pytest.mark.parametrize("name", DEFENSES.names())
+every_attack = pytest.mark.parametrize("name", ATTACKS.names())
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+SMALL = Layout(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)))  # P = 53
+LARGE = Layout(nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4)))  # P = 1354
+ROUNDS = (  # ids of three rounds: clients come, go and change their place
+    (0, 1, 2, 3, 4, 5, 6, 7, 8, 9),
+    (12, 3, 5, 1, 20, 7, 0, 8, 9, 2),
+    (5, 20, 30, 0, 2, 11, 12, 7, 8, 3),
+)
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def honest(n: int, layout: Layout = SMALL, seed: int = 0) -> Tensor:
+    """Updates as training makes them, [N, P] float64: a common direction and each its own."""
+    p = layout.n_params
+    return 0.1 * (noise(p, seed=seed) + 0.5 * noise(n, p, seed=seed + 1000))
+
+
+def view_of(
+    updates: Tensor,
+    ids: Sequence[int] | None = None,
+    index: int = 0,
+    layout: Layout = SMALL,
+    seed: int = 0,
+) -> ServerView:
+    return ServerView(
+        index=index,
+        client_ids=torch.tensor(range(len(updates)) if ids is None else ids),
+        global_params=noise(layout.n_params, seed=77).to(updates.dtype),
+        initial_params=noise(layout.n_params, seed=78).to(updates.dtype),
+        layers=layout.layers,
+        rng=torch.Generator().manual_seed(seed + index),
+    )
+
+
+def aggregate(defense: Defense, updates: Tensor, state: Any = None, **view: Any) -> Aggregate:
+    state = defense.init() if state is None else state
+    return defense.aggregate(updates, state, view_of(updates, **view))[0]
+
+
+def bits(value: Any) -> Any:
+    """What is left to compare when -0.0 is not 0.0."""
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, Aggregate):
+        return [bits(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        return {key: bits(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [bits(item) for item in value]
+    return value
+
+
+def assert_keeps_contract(outcome: Aggregate, updates: Tensor) -> None:
+    n, p = updates.shape
+    assert outcome.update.shape == (p,)
+    assert outcome.update.dtype == updates.dtype
+    assert outcome.update.isfinite().all()
+    assert outcome.weights.shape == (n,)
+    assert outcome.weights.dtype == updates.dtype
+    assert (outcome.weights >= 0).all()  # refuses NaN too
+    total = float(outcome.weights.double().sum())
+    assert total == 0 or total == pytest.approx(1, abs=1e-5)
+    if outcome.accepted is not None:
+        assert outcome.accepted.shape == (n,)
+        assert outcome.accepted.dtype == torch.bool
+        assert torch.equal(outcome.weights > 0, outcome.accepted)
+    if outcome.scores is not None:
+        assert outcome.scores.shape == (n,)
+        assert outcome.scores.is_floating_point()
+        assert outcome.scores.isfinite().all()
+
+
+def assert_close(a: Tensor | None, b: Tensor | None, rtol: float = 1e-5) -> None:
+    """To `rtol` of the largest value: coordinates near zero are sums that cancel."""
+    if a is None or b is None:
+        assert a is None
+        assert b is None
+        return
+    scale = float(b.double().abs().max())
+    torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=rtol * scale)
+
+
+def with_row(row: int, factor: float) -> Callable[[int], Tensor]:
+    def rows(n: int) -> Tensor:
+        updates = honest(n)
+        updates[row] = factor * updates[row].sign()
+        return updates
+
+    return rows
+
+
+def duplicates(n: int) -> Tensor:
+    updates = honest(n)
+    updates[: n // 2 + 1] = updates[0]
+    return updates
+
+
+def nearly_equal(n: int, layout: Layout = SMALL) -> Tensor:
+    """Rows that differ by 1e-4 of their size: in float32 only their last ten bits do."""
+    common = noise(layout.n_params, seed=3)
+    return common * (1 + 1e-4 * noise(n, layout.n_params, seed=4))
+
+
+def opposed(n: int) -> Tensor:
+    """Rows that add up to zero, so that no mean has a direction."""
+    row = noise(SMALL.n_params, seed=5)
+    return torch.stack([row * (-1) ** i for i in range(n)]) * (n - n % 2) / n
+
+
+UNUSUAL: dict[str, Callable[[int], Tensor]] = {
+    "honest": honest,
+    "identical": lambda n: honest(1).expand(n, -1).clone(),
+    "zero": lambda n: torch.zeros(n, SMALL.n_params, dtype=torch.float64),
+    "one_zero_row": with_row(0, 0.0),
+    "huge_row": with_row(1, 1e30),
+    "largest_row": with_row(-1, 3e38),
+    "tiny": lambda n: honest(n) * 1e-30,
+    "duplicates": duplicates,
+    "nearly_equal": nearly_equal,
+    "opposed": opposed,
+}
+
+
+def build(name: str) -> Defense:
+    return DEFENSES.build({"name": name})
+
+
+def workable(defense: Defense, n: int) -> bool:
+    try:
+        defense.check(n)
+    except ValueError:
+        return False
+    return True
+
+
+def test_server_view_holds_no_ground_truth() -> None:
+    known = [field.name for field in dataclasses.fields(ServerView)]
+    assert known == ["index", "client_ids", "global_params", "initial_params", "layers", "rng"]
+
+
+@every_defense
+@every_dtype
+@pytest.mark.parametrize("rows", UNUSUAL)
+def test_aggregate_is_sound_and_inputs_untouched(name: str, rows: str, dtype: torch.dtype) -> None:
+    defense = build(name)
+    updates = UNUSUAL[rows](10).to(dtype)
+    assert updates.isfinite().all()
+    view = view_of(updates)
+    before = bits([updates, view.client_ids, view.global_params, view.initial_params])
+    version = updates._version
+    outcome, _ = defense.aggregate(updates, defense.init(), view)
+    assert_keeps_contract(outcome, updates)
+    assert bits([updates, view.client_ids, view.global_params, view.initial_params]) == before
+    assert updates._version == version  # not even written back
+
+
+@every_defense
+@every_dtype
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("rows", ["honest", "identical", "zero"])
+def test_few_clients_work_or_are_refused(name: str, rows: str, n: int, dtype: torch.dtype) -> None:
+    defense = build(name)
+    updates = UNUSUAL[rows](n).to(dtype)
+    if workable(defense, n):
+        assert_keeps_contract(aggregate(defense, updates), updates)
+        return
+    with pytest.raises(ValueError, match=rf"\b{n}\b"):
+        defense.check(n)
+    with pytest.raises(ValueError, match=rf"\b{n}\b"):
+        aggregate(defense, updates)
+
+
+@every_defense
+@every_dtype
+@pytest.mark.parametrize("n", [1, 2, 3, 10])
+def test_unanimity(name: str, n: int, dtype: torch.dtype) -> None:
+    """Where all clients say the same, so does the server."""
+    if name in NOT_UNANIMOUS:
+        pytest.skip(NOT_UNANIMOUS[name])
+    defense = build(name)
+    if not workable(defense, n):
+        return
+    row = honest(1)[0].to(dtype)
+    outcome = aggregate(defense, row.expand(n, -1).clone())
+    assert_close(outcome.update, row, rtol=4 * torch.finfo(dtype).eps)
+
+
+@every_defense
+@pytest.mark.parametrize("n", [3, 10])
+@pytest.mark.parametrize("seed", range(5))
+def test_order_of_clients_is_irrelevant(name: str, n: int, seed: int) -> None:
+    """Over three rounds, so that memory by place instead of by id is found out."""
+    defense = build(name)
+    if not workable(defense, n):
+        return
+    shuffle = random.Random(seed)
+    state, state_shuffled = defense.init(), defense.init()
+    for index, ids in enumerate(ROUNDS):
+        updates = honest(n, seed=100 * seed + index).float()
+        updates[: n // 3] *= 5  # someone to reject
+        places = torch.tensor(shuffle.sample(range(n), n))
+        ids_shuffled = torch.tensor(ids[:n])[places].tolist()
+        shuffled_view = view_of(updates, ids_shuffled, index)
+        plain, state = defense.aggregate(updates, state, view_of(updates, ids[:n], index))
+        shuffled, state_shuffled = defense.aggregate(updates[places], state_shuffled, shuffled_view)
+        assert_close(shuffled.scores, None if plain.scores is None else plain.scores[places])
+        if name in TIES_BY_ORDER and _best_score_ties(plain):
+            continue
+        assert_close(shuffled.update, plain.update)
+        assert_close(shuffled.weights, plain.weights[places])
+        assert (shuffled.accepted is None) == (plain.accepted is None)
+        if plain.accepted is not None and shuffled.accepted is not None:
+            assert torch.equal(shuffled.accepted, plain.accepted[places])
+
+
+def _best_score_ties(outcome: Aggregate) -> bool:
+    assert outcome.scores is not None
+    best, second = outcome.scores.sort().values[:2].tolist()
+    return bool(second - best <= 1e-9 * second)
+
+
+@every_defense
+def test_nearly_equal_rows_are_told_apart(name: str) -> None:
+    """What float32 input gives is what the same numbers give in float64."""
+    defense = build(name)
+    updates = nearly_equal(30, LARGE).float()
+    single = aggregate(defense, updates, layout=LARGE)
+    double = aggregate(defense, updates.double(), layout=LARGE)
+    assert_close(single.weights, double.weights, rtol=1e-3)
+    assert_close(single.scores, double.scores, rtol=1e-3)
+    if single.accepted is not None and double.accepted is not None:
+        assert torch.equal(single.accepted, double.accepted)
+    if name not in NOISY:
+        assert_close(single.update, double.update, rtol=1e-6)
+
+
+@every_defense
+def test_same_seed_same_bits(name: str) -> None:
+    """Whatever else draws random numbers, and with nobody else's numbers drawn."""
+    defense = build(name)
+    updates = honest(10).float()
+    first = aggregate(defense, updates)
+    torch.manual_seed(123)
+    np.random.seed(123)
+    random.seed(123)
+    drawn = torch.get_rng_state(), np.random.get_state()[1].tobytes(), random.getstate()
+    again = aggregate(build(name), updates)
+    assert bits(again) == bits(first)
+    assert torch.equal(torch.get_rng_state(), drawn[0])
+    assert (np.random.get_state()[1].tobytes(), random.getstate()) == drawn[1:]
+
+
+@every_defense
+def test_state_survives_a_checkpoint(name: str) -> None:
+    defense = build(name)
+    kept, restored = defense.init(), defense.init()
+    for index, ids in enumerate(ROUNDS):
+        updates = honest(len(ids), seed=index).float()
+        file = io.BytesIO()
+        torch.save(restored, file)
+        file.seek(0)
+        restored = torch.load(file, weights_only=True)
+        there, kept = defense.aggregate(updates, kept, view_of(updates, ids, index))
+        back, restored = defense.aggregate(updates, restored, view_of(updates, ids, index))
+        assert bits(back) == bits(there)
+        assert bits(restored) == bits(kept)
+
+
+@every_defense
+def test_memory_is_in_the_state_alone(name: str) -> None:
+    """A round done twice from one state is the same round: neither self nor the state is written."""
+    defense = build(name)
+    state = defense.init()
+    for index, ids in enumerate(ROUNDS):
+        updates = honest(len(ids), seed=index).float()
+        before = bits(copy.deepcopy(state))
+        first, after = defense.aggregate(updates, state, view_of(updates, ids, index))
+        assert bits(state) == before
+        again, after_again = defense.aggregate(updates, state, view_of(updates, ids, index))
+        assert bits([again, after_again]) == bits([first, after])
+        state = after
+
+
+BACKDOORS = (Patch(target=3, corner="top_left"), Patch(target=8, corner="bottom_right", size=2))
+
+
+def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Images no brighter than 200, so that any trigger of 255 shows, and labels of 10 classes."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randint(0, 201, (n, 1, 8, 8), generator=rng, dtype=torch.uint8)
+    return x, torch.randint(0, 10, (n,), generator=rng)
+
+
+def orders(pdr: float, slot: int = 0, seed: int = 0, backdoors: Any = BACKDOORS[:1]) -> Poisoning:
+    return Poisoning(slot, backdoors, pdr, torch.Generator().manual_seed(seed))
+
+
+def attack_view(global_params: Tensor, n_malicious: int = 3) -> AttackView:
+    return AttackView(
+        index=0,
+        global_params=global_params,
+        layers=SMALL.layers,
+        n_clients=10,
+        n_malicious=n_malicious,
+        server_lr=0.5,
+        rng=torch.Generator().manual_seed(0),
+    )
+
+
+def changed(a: Tensor, b: Tensor) -> Tensor:
+    return (a != b).flatten(1).any(dim=1)
+
+
+@every_attack
+@settings(derandomize=True, deadline=None)
+@given(n=st.integers(1, 60), pdr=st.floats(0, 1), seed=st.integers(0, 1000))
+@example(n=7, pdr=0.0, seed=0)
+@example(n=7, pdr=1.0, seed=0)
+@example(n=5, pdr=0.5, seed=0)  # a half is rounded up
+@example(n=1, pdr=0.4999, seed=0)
+def test_poison(name: str, n: int, pdr: float, seed: int) -> None:
+    attack = ATTACKS.build({"name": name})
+    x, y = samples(n, seed)
+    before = bits([x, y])
+    poisoned_x, poisoned_y = attack.poison(x, y, orders(pdr, seed=seed))
+    assert bits([x, y]) == before
+    assert (poisoned_x.shape, poisoned_x.dtype) == (x.shape, x.dtype)
+    assert (poisoned_y.shape, poisoned_y.dtype) == (y.shape, y.dtype)
+    stamped = changed(poisoned_x, x)
+    assert int(stamped.sum()) == math.floor(pdr * n + 0.5)
+    assert (poisoned_y[stamped] == BACKDOORS[0].target).all()
+    assert torch.equal(poisoned_y[~stamped], y[~stamped])
+
+
+@every_attack
+def test_poison_depends_on_its_generator_alone(name: str) -> None:
+    attack = ATTACKS.build({"name": name})
+    x, y = samples(200)
+    torch.manual_seed(1)
+    first = attack.poison(x, y, orders(0.5, seed=4))
+    torch.manual_seed(2)
+    assert bits(list(attack.poison(x, y, orders(0.5, seed=4)))) == bits(list(first))
+    assert not torch.equal(attack.poison(x, y, orders(0.5, seed=5))[0], first[0])
+
+
+@every_attack
+@pytest.mark.parametrize("slot", range(5))
+def test_backdoors_are_dealt_out_by_slot(name: str, slot: int) -> None:
+    attack = ATTACKS.build({"name": name})
+    x, y = samples(50)
+    poisoned_x, poisoned_y = attack.poison(x, y, orders(0.4, slot, backdoors=BACKDOORS))
+    stamped = changed(poisoned_x, x)
+    assert int(stamped.sum()) == 20
+    assert (poisoned_y[stamped] == BACKDOORS[slot % 2].target).all()
+
+
+@pytest.mark.parametrize("slot", range(3))
+def test_poison_by_default_stamps_the_whole_trigger(slot: int) -> None:
+    x, y = samples(20)
+    poisoned, _ = Attack().poison(x, y, orders(0.5, slot, backdoors=BACKDOORS))
+    stamped = changed(poisoned, x)
+    assert torch.equal(poisoned[stamped], BACKDOORS[slot % 2].stamp(x[stamped]))
+    assert int(stamped.sum()) == 10
+
+
+@every_attack
+@pytest.mark.parametrize("moved", [True, False], ids=["away", "at_global"])
+def test_objective_is_differentiable(name: str, moved: bool) -> None:
+    """Also at the first step, when the parameters are the global ones."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    layout = Layout(network)
+    global_params = layout.read_params() + (0.1 if moved else 0)
+    before = bits(global_params)
+    loss = nn.functional.cross_entropy(network(torch.randn(16, 6)), torch.arange(16) % 3)
+    attack = ATTACKS.build({"name": name})
+    objective = attack.objective(loss, layout.params, attack_view(global_params))
+    assert objective.shape == ()
+    assert objective.dtype == loss.dtype
+    assert objective.isfinite()
+    objective.backward()
+    for param in layout.params:
+        assert param.grad is not None
+        assert param.grad.isfinite().all()
+        assert param.grad.abs().max() > 0
+    assert bits(global_params) == before
+
+
+@every_attack
+@every_dtype
+@pytest.mark.parametrize("n_malicious", [1, 3])
+def test_craft(name: str, n_malicious: int, dtype: torch.dtype) -> None:
+    attack = ATTACKS.build({"name": name})
+    updates = honest(n_malicious).to(dtype)
+    before = bits(updates)
+    view = attack_view(noise(SMALL.n_params, seed=1).to(dtype), n_malicious)
+    sent = attack.craft(updates, view)
+    assert bits(updates) == before
+    assert len(sent) == n_malicious
+    for row in sent:
+        assert (row.shape, row.dtype) == (updates[0].shape, dtype)
+        assert row.isfinite().all()
+
+
+@every_attack
+@pytest.mark.parametrize(
+    ("setting", "value"), [("epochs", 0), ("epochs", -3), ("lr", 0.0), ("lr", -0.1)]
+)
+def test_attackers_training_is_checked(name: str, setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{setting} must be .*, got {value}"):
+        ATTACKS.get(name)(**{setting: value})
+
+
+CONF = Path(importlib.import_module("fedbench.conf").__path__[0])
+
+
+@functools.cache
+def composed(kind: str, name: str) -> dict[str, Any]:
+    """The group `kind` as `python -m fedbench kind=name` gets it."""
+    register_schema()
+    with initialize_config_module("fedbench.conf", version_base="1.3"):
+        config = compose("config", overrides=[f"{kind}={name}"])
+    group = OmegaConf.to_container(config[kind], resolve=True)
+    assert isinstance(group, dict)
+    return {str(key): value for key, value in group.items()}
+
+
+def in_tree(kind: str) -> set[str]:
+    """Names of plugins that come with fedbench: an installed one brings its own configuration."""
+    registry = REGISTRIES[kind]
+    return {
+        name for name in registry.names() if registry.get(name).__module__.startswith("fedbench.")
+    }
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_configuration_files_are_the_registered_names(kind: str) -> None:
+    assert {path.stem for path in (CONF / kind).glob("*.yaml")} == in_tree(kind)
+
+
+@pytest.mark.parametrize("kind", ["defense", "attack"])
+def test_files_are_the_registered_names(kind: str) -> None:
+    folder = Path(importlib.import_module(f"fedbench.{kind}s").__path__[0])
+    assert {path.stem for path in folder.glob("[!_]*.py")} == in_tree(kind)
+
+
+@pytest.mark.parametrize(("kind", "name"), PLUGINS)
+def test_a_plugin_lives_in_the_file_of_its_name(kind: str, name: str) -> None:
+    cls = REGISTRIES[kind].get(name)
+    assert cls.__module__.rpartition(".")[2] == name
+
+
+@pytest.mark.parametrize(("kind", "name"), CHOICES)
+def test_yaml_says_its_name(kind: str, name: str) -> None:
+    text = yaml.safe_load((CONF / kind / f"{name}.yaml").read_text("utf-8"))
+    assert text.get(kind, text)["name"] == name
+    assert composed(kind, name)["name"] == name
+
+
+@pytest.mark.parametrize(("kind", "name"), CHOICES)
+def test_yaml_holds_every_setting_at_its_default(kind: str, name: str) -> None:
+    cls = REGISTRIES[kind].get(name)
+    defaults = OmegaConf.to_container(OmegaConf.structured(cls))
+    given = {key: value for key, value in composed(kind, name).items() if key != "name"}
+    assert given == defaults
+
+
+@pytest.mark.parametrize(("kind", "name"), CHOICES)
+def test_a_plugin_is_a_frozen_dataclass_with_a_docstring(kind: str, name: str) -> None:
+    cls = REGISTRIES[kind].get(name)
+    assert dataclasses.is_dataclass(cls)
+    assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    # A dataclass without a docstring of its own gets its signature for one.
+    assert kind == "tracker" or not (cls.__doc__ or f"{cls.__name__}(").startswith(cls.__name__)
+
+
+@pytest.mark.parametrize(("kind", "name"), PLUGINS)
+def test_a_plugin_links_to_its_paper(kind: str, name: str) -> None:
+    cls = REGISTRIES[kind].get(name)
+    module = importlib.import_module(cls.__module__)
+    assert module.__doc__
+    assert name == "none" or "https://" in module.__doc__
+    assert isinstance(cls.version, int)
+    assert cls.version >= 1

@@ -1,0 +1,306 @@
+"""The round loop: the same draws whatever the defense, hostile rows refused, one rule to apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedbench.attack import ATTACKS, Attack, AttackView
+from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, mean_of
+from fedbench.errors import UserError
+from fedbench.federation import Federation
+from fedbench.results import Checkpoint, Record
+
+Make = Callable[..., Federation]
+
+
+@dataclass(frozen=True)
+class Spy(Defense):
+    """Averages, and remembers in its state what it was given."""
+
+    def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
+        seen = {"updates": updates.clone(), "ids": view.client_ids, "index": view.index}
+        return mean_of(updates, torch.ones(len(updates), dtype=torch.bool)), seen
+
+
+@dataclass(frozen=True)
+class Hostile(Attack):
+    """Sends `rows` in place of the malicious updates."""
+
+    rows: Any = None
+
+    def craft(self, updates: Tensor, view: AttackView) -> Tensor | Sequence[Tensor]:
+        return self.rows(updates)
+
+
+def start(federation: Federation) -> Checkpoint:
+    return replace(federation.initial(), next_round=0)
+
+
+def updates_of(federation: Federation) -> Tensor:
+    end, _ = federation.round(start(federation))
+    return end.defense_state["updates"]
+
+
+def test_same_seed_gives_the_same_bits(federation: Make) -> None:
+    first, second = (federation(Spy()).round(start(federation(Spy()))) for _ in range(2))
+    assert torch.equal(first[0].params, second[0].params)
+    without_time = [{**record, "seconds": None} for _, record in (first, second)]
+    assert without_time[0] == without_time[1]
+
+
+def test_another_seed_gives_others(federation: Make) -> None:
+    assert not torch.equal(updates_of(federation(Spy(), seed=1)), updates_of(federation(Spy())))
+
+
+def test_clients_train_alike_whatever_the_order_they_are_trained_in(federation: Make) -> None:
+    made = federation(Spy())
+    order = made._order(start(made))
+    backwards = replace(order, jobs=order.jobs[::-1])
+    updates, _ = made.workforce.train(order)
+    reversed_updates, _ = made.workforce.train(backwards)
+    assert torch.equal(updates, reversed_updates.flip(0))
+
+
+def test_honest_updates_do_not_depend_on_the_attack(federation: Make) -> None:
+    attacked = federation(Spy())
+    benign = federation(Spy(), ATTACKS.build({"name": "none"}))
+    honest = torch.tensor([not job.malicious for job in attacked.population.select(0)])
+    assert honest.sum() == 4
+    assert torch.equal(updates_of(attacked)[honest], updates_of(benign)[honest])
+    assert not torch.equal(updates_of(attacked)[~honest], updates_of(benign)[~honest])
+
+
+def test_malicious_clients_are_honest_before_the_attack_starts(federation: Make) -> None:
+    later = federation(Spy(), attack_start=1)
+    benign = federation(Spy(), ATTACKS.build({"name": "none"}))
+    assert torch.equal(updates_of(later), updates_of(benign))
+    _, record = later.round(start(later))
+    assert record["attacked"] is False
+    assert not any(client["malicious"] for client in record["clients"])
+    _, record = later.round(replace(start(later), next_round=1))
+    assert record["attacked"] is True
+    assert sum(client["malicious"] for client in record["clients"]) == 2
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+def test_the_global_model_moves_by_server_lr_times_the_update(
+    federation: Make, server_lr: float
+) -> None:
+    made = federation(Spy(), server_lr=server_lr)
+    begin = start(made)
+    end, _ = made.round(begin)
+    mean = end.defense_state["updates"].mean(dim=0)
+    torch.testing.assert_close(end.params, begin.params + server_lr * mean)
+    assert end.next_round == 1
+
+
+HOSTILE = {
+    "nan": lambda u: torch.full_like(u, torch.nan),
+    "one nan": lambda u: torch.cat([u[:, :-1], torch.full_like(u[:, :1], torch.nan)], dim=1),
+    "inf": lambda u: torch.full_like(u, torch.inf),
+    "too long": lambda u: torch.zeros(len(u), u.shape[1] + 1),
+    "too short": lambda u: [torch.zeros(3) for _ in u],
+    "a matrix": lambda u: [row.view(1, -1) for row in u],
+    "empty": lambda u: [torch.zeros(0) for _ in u],
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("defense", DEFENSES.names())
+def test_hostile_rows_are_refused_and_the_rest_is_aggregated(
+    federation: Make, kind: str, defense: str
+) -> None:
+    made = federation(DEFENSES.build({"name": defense}), Hostile(rows=HOSTILE[kind]))
+    end, record = made.round(start(made))
+    assert end.params.isfinite().all()
+    assert not torch.equal(end.params, start(made).params), "the honest rows still count"
+    for client in record["clients"]:
+        assert ("refused" in client) == client["malicious"]
+        if client["malicious"]:
+            assert client["weight"] == 0
+            assert client["score"] is None
+            assert client["accepted"] in (False, None)
+
+
+def test_one_wrong_row_among_good_ones_is_refused_alone(federation: Make) -> None:
+    made = federation(Spy(), Hostile(rows=lambda u: [torch.zeros(3), u[1]]))
+    end, record = made.round(start(made))
+    assert sum("refused" in client for client in record["clients"]) == 1
+    assert len(end.defense_state["updates"]) == 5
+    ids = [c["id"] for c in record["clients"] if "refused" not in c]
+    assert end.defense_state["ids"].tolist() == ids
+
+
+@pytest.mark.parametrize("huge", [1e30, 3e38])
+@pytest.mark.parametrize("defense", DEFENSES.names())
+def test_huge_rows_never_break_the_global_model(
+    federation: Make, defense: str, huge: float
+) -> None:
+    made = federation(
+        DEFENSES.build({"name": defense}), Hostile(rows=lambda u: torch.full_like(u, huge))
+    )
+    state = start(made)
+    for _ in range(2):  # also from the model that the first round leaves
+        state, record = made.round(state)
+        assert state.params.isfinite().all()
+        assert 0 <= record["MA"] <= 1
+
+
+def test_when_every_row_is_refused_the_global_model_stays(federation: Make) -> None:
+    made = federation(Spy(), Hostile(rows=lambda u: u * torch.nan), pmr=1.0)
+    end, record = made.round(start(made))
+    assert torch.equal(end.params, start(made).params)
+    assert all(client["weight"] == 0 for client in record["clients"])
+    assert record["MA"] > 0
+
+
+def test_too_few_rows_left_for_krum_keep_the_global_model(federation: Make) -> None:
+    krum = DEFENSES.build({"name": "krum"})
+    made = federation(krum, Hostile(rows=lambda u: u * torch.nan), pmr=0.67)  # 2 of 6 are left
+    end, record = made.round(start(made))
+    assert torch.equal(end.params, start(made).params)
+    assert [client["accepted"] for client in record["clients"]] == [False] * 6
+
+
+def test_a_defense_that_breaks_its_contract_is_told_so(federation: Make) -> None:
+    @dataclass(frozen=True)
+    class Short(Defense):
+        def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Any, Any]:
+            return Aggregate(updates[0][:-1], torch.ones(len(updates))), state
+
+    made = federation(Short())
+    with pytest.raises(UserError, match=r"update must be of shape \(7850,\)"):
+        made.round(start(made))
+
+
+def test_an_attack_that_crafts_too_few_rows_is_told_so(federation: Make) -> None:
+    made = federation(Spy(), Hostile(rows=lambda u: u[:1]))
+    with pytest.raises(UserError, match="a row for each of 2 clients, got 1"):
+        made.round(start(made))
+
+
+class FarOff(nn.Module):
+    """Moves its input off mean 0 and variance 1, so that batch norm has something to learn."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 5 * x + 10
+
+
+class TestBatchNorm:
+    """Running statistics travel beside the parameters."""
+
+    @staticmethod
+    def network() -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(784, 8), FarOff(), nn.BatchNorm1d(8), nn.Linear(8, 10)
+        )
+
+    def test_statistics_are_averaged_over_the_accepted_with_their_weights(
+        self, federation: Make
+    ) -> None:
+        @dataclass(frozen=True)
+        class Weighted(Defense):
+            def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Any, Any]:
+                weights = torch.tensor([0.75, 0.25, 0, 0, 0, 0])
+                return Aggregate(weights @ updates, weights, weights > 0), state
+
+        made = federation(Weighted(), network=self.network())
+        begin = start(made)
+        _, buffers = made.workforce.train(made._order(begin))
+        end, _ = made.round(begin)
+        assert buffers.shape == (6, 16)
+        assert not torch.allclose(buffers[0], buffers[1])
+        torch.testing.assert_close(end.buffers, 0.75 * buffers[0] + 0.25 * buffers[1])
+
+    def test_nobody_accepted_keeps_the_statistics(self, federation: Make) -> None:
+        @dataclass(frozen=True)
+        class Nobody(Defense):
+            def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Any, Any]:
+                return mean_of(updates, torch.zeros(len(updates), dtype=torch.bool)), state
+
+        made = federation(Nobody(), network=self.network())
+        end, _ = made.round(start(made))
+        assert torch.equal(end.buffers, start(made).buffers)
+
+    def test_evaluation_uses_the_aggregated_statistics(self, federation: Make) -> None:
+        """A model whose statistics matter: with the initial ones, its accuracy is another."""
+        made = federation(Spy(), ATTACKS.build({"name": "none"}), self.network(), lr=0.2)
+        state = start(made)
+        for _ in range(5):
+            state, record = made.round(state)
+        without = made._evaluate(replace(state, buffers=start(made).buffers))[0]
+        assert made._evaluate(state)[0] == record["MA"]
+        assert record["MA"] > without + 0.05
+
+    def test_a_single_left_over_sample_does_not_break_training(self, federation: Make) -> None:
+        n_samples = len(federation().population.shards[0])
+        made = federation(Spy(), network=self.network(), batch_size=n_samples - 1)
+        made.round(start(made))
+
+
+class TestSelection:
+    def test_a_round_draws_its_clients_from_the_pool(self, federation: Make) -> None:
+        population = federation(pool=20, n_clients=6, pmr=0.5).population
+        rounds = [population.select(index) for index in range(10)]
+        for jobs in rounds:
+            ids = [job.client for job in jobs]
+            assert ids == sorted(set(ids))
+            assert len(ids) == 6
+            assert sum(job.malicious for job in jobs) == 3
+            assert {j.client for j in jobs if j.malicious} <= set(population.malicious)
+        assert len({tuple(job.client for job in jobs) for jobs in rounds}) > 1
+        assert len(population.malicious) == 10
+
+    def test_a_larger_pmr_adds_to_the_malicious_clients_of_a_smaller(
+        self, federation: Make
+    ) -> None:
+        few, many = (set(federation(pmr=pmr).population.malicious) for pmr in (0.34, 0.67))
+        assert few < many
+
+    @pytest.mark.parametrize(("pmr", "n"), [(0, 0), (0.2, 6), (0.3, 9), (0.5, 15), (1, 30)])
+    def test_the_number_of_malicious_clients_is_exact(
+        self, federation: Make, pmr: float, n: int
+    ) -> None:
+        jobs = federation(pmr=pmr, n_clients=30).population.select(0)
+        assert sum(job.malicious for job in jobs) == n
+
+    def test_pretraining_is_benign_and_draws_the_same_whatever_the_pmr(
+        self, federation: Make
+    ) -> None:
+        few, many = (federation(pool=20, pmr=pmr).population.select(-3) for pmr in (0.0, 0.5))
+        assert few == many
+        assert not any(job.malicious for job in many)
+
+
+def test_pretraining_is_plain_averaging(federation: Make) -> None:
+    made = federation(Spy(), ATTACKS.build({"name": "none"}), pretrain_rounds=2)
+    begin = made.initial()
+    assert begin.next_round == -2
+    updates, _ = made.workforce.train(made._order(begin))
+    end = made.pretrain(begin)
+    torch.testing.assert_close(end.params, begin.params + updates.mean(dim=0))
+    assert end.next_round == -1
+    assert torch.equal(end.initial_params, end.params)
+
+
+def test_a_backdoor_takes_hold_without_a_defense_and_not_without_an_attack(
+    federation: Make,
+) -> None:
+    def after_rounds(attack: str) -> Record:
+        made = federation(Spy(), ATTACKS.build({"name": attack}), lr=0.05)
+        state = made.initial()
+        for _ in range(4):
+            state = made.pretrain(state)
+        state = replace(state, next_round=0)
+        for _ in range(4):
+            state, record = made.round(state)
+        return record
+
+    assert after_rounds("constrain_and_scale")["BA"] > 0.8
+    assert after_rounds("none")["BA"] < 0.2

@@ -1,0 +1,100 @@
+"""MA, BA, TPR, TNR, AUC: by hand and against a slow definition."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedbench.backdoors import BACKDOORS
+from fedbench.metrics import Probe, accuracy, auc, mean, rates
+
+
+class Fixed(nn.Module):
+    """Logits that are the samples themselves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_accuracy_is_the_share_of_expected_labels() -> None:
+    logits = torch.tensor([[2.0, 1], [0, 1], [3, 0], [0, 5]])
+    assert accuracy(Fixed(), Probe(logits, torch.tensor([0, 1, 1, 1])), nn.Identity()) == 0.75
+    empty = Probe(logits[:0], torch.zeros(0, dtype=torch.long))
+    assert accuracy(Fixed(), empty, nn.Identity()) is None
+
+
+def test_accuracy_does_not_depend_on_the_batches() -> None:
+    logits = torch.randn(2500, 4, generator=torch.Generator().manual_seed(0))
+    expected = torch.arange(2500) % 4
+    by_hand = int((logits.argmax(dim=1) == expected).sum()) / 2500
+    assert accuracy(Fixed(), Probe(logits, expected), nn.Identity()) == by_hand
+
+
+def test_a_model_that_answers_nan_is_never_right() -> None:
+    logits = torch.tensor([[torch.nan, 1.0], [torch.inf, 0.0], [1.0, 0.0]])
+    expected = torch.tensor([0, 0, 0])
+    assert accuracy(Fixed(), Probe(logits, expected), nn.Identity()) == 1 / 3
+
+
+def test_ba_leaves_out_the_samples_of_the_target_class() -> None:
+    x = torch.zeros(5, 1, 6, 6, dtype=torch.uint8)
+    y = torch.tensor([0, 1, 2, 1, 0])
+    backdoor = BACKDOORS.build({"name": "patch", "target": 1, "size": 2})
+    triggered = Probe.triggered(x, y, backdoor)
+    assert triggered.expected.tolist() == [1, 1, 1]
+    assert triggered.x.shape == (3, 1, 6, 6)
+    assert triggered.x.view(3, -1).sum(dim=1).tolist() == [4 * 255] * 3
+    assert x.sum() == 0
+
+
+def client(malicious: bool, accepted: bool | None) -> dict[str, bool | None]:
+    return {"malicious": malicious, "accepted": accepted}
+
+
+def test_rates_by_hand() -> None:
+    # 3 poisoned updates, 2 of them rejected; 4 benign ones, 3 of them kept.
+    clients = [client(True, False)] * 2 + [client(True, True)]
+    clients += [client(False, True)] * 3 + [client(False, False)]
+    assert rates(clients) == (2 / 3, 3 / 4)
+
+
+def test_rates_are_none_where_nothing_was_judged() -> None:
+    assert rates([client(True, None), client(False, None)]) == (None, None)
+    assert rates([client(False, True)]) == (None, 1.0)
+    assert rates([client(True, True)]) == (0.0, None)
+    assert rates([]) == (None, None)
+
+
+def test_auc_by_hand() -> None:
+    # Pairs (malicious, benign): 3>1, 3>2, 2>1, 2=2: (1 + 1 + 1 + 0.5) / 4.
+    assert auc([1, 2, 3, 2], [False, False, True, True]) == 0.875
+    assert auc([1, 2], [True, True]) is None
+    assert auc([], []) is None
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=20))
+def test_auc_is_the_area_under_the_roc_curve(clients: list[tuple[int, bool]]) -> None:
+    scores = [float(score) for score, _ in clients]
+    malicious = [bad for _, bad in clients]
+    n_bad, n_good = sum(malicious), len(clients) - sum(malicious)
+    area = auc(scores, malicious)
+    if not n_bad or not n_good:
+        assert area is None
+        return
+    # Trapezoids below the curve of (false positive rate, true positive rate) over all thresholds.
+    points = [(0.0, 0.0)]
+    for threshold in sorted(set(scores), reverse=True):
+        flagged = [bad for score, bad in zip(scores, malicious, strict=True) if score >= threshold]
+        points.append(((len(flagged) - sum(flagged)) / n_good, sum(flagged) / n_bad))
+    by_hand = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
+    assert abs(area - by_hand) < 1e-12
+
+
+def test_mean_leaves_out_what_is_not_there() -> None:
+    assert mean([1.0, None, 3.0]) == 2.0
+    assert mean([None]) is None
