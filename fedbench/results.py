@@ -136,7 +136,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         return Checkpoint(**torch.load(path, weights_only=True))
     except Exception as error:
-        raise UserError(f"{path} is unreadable ({error}); delete it to start over") from error
+        reason = type(error).__name__  # torch's own messages are a page long
+        raise UserError(f"{path} is unreadable ({reason}); delete it to start over") from error
 
 
 @contextmanager

@@ -95,9 +95,9 @@ def view_of(
     )
 
 
-def aggregate(defense: Defense, updates: Tensor, state: Any = None, **view: Any) -> Aggregate:
-    state = defense.init() if state is None else state
-    return defense.aggregate(updates, state, view_of(updates, **view))[0]
+def aggregate(defense: Defense, updates: Tensor, layout: Layout = SMALL) -> Aggregate:
+    """The first round."""
+    return defense.aggregate(updates, defense.init(), view_of(updates, layout=layout))[0]
 
 
 def bits(value: Any) -> Any:
@@ -331,7 +331,7 @@ def test_state_survives_a_checkpoint(name: str) -> None:
 
 @every_defense
 def test_memory_is_in_the_state_alone(name: str) -> None:
-    """A round done twice from one state is the same round: neither self nor the state is written."""
+    """A round done twice from one state is one round: neither self nor the state is written."""
     defense = build(name)
     state = defense.init()
     for index, ids in enumerate(ROUNDS):

@@ -1,0 +1,167 @@
+"""Helpers of the end-to-end tests: fedbench as a user starts it, and what a run leaves on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parent.parent
+# A second or two beyond the start-up.
+SMALL = {
+    "tracker": "none",
+    "n_clients": "6",
+    "rounds": "3",
+    "pretrain_rounds": "1",
+    "local_epochs": "1",
+}
+TIMEOUT = 240.0  # seconds; the machine may be busy with other things
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended, and the lines that it wrote."""
+
+    code: int
+    out: list[str]
+    err: list[str]
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's, without what would change the program, and with this tree importable."""
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("HYDRA_", "FEDBENCH_", "WANDB_", "PYTHON"))
+        and key not in ("FORCE_COLOR", "COLUMNS")
+    }
+    return kept | {"PYTHONPATH": str(ROOT)} | dict(extra or {})
+
+
+def start(
+    *overrides: str, cwd: Path, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """`python -m fedbench` under way, in small settings where the overrides name no others."""
+    named = {override.partition("=")[0] for override in overrides}
+    small = [f"{key}={value}" for key, value in SMALL.items() if key not in named]
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedbench", *overrides, *small],
+        cwd=cwd,
+        env=environment(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that a signal can go to all its processes, as a terminal's
+    )
+
+
+def wait(process: subprocess.Popen[str], timeout: float = TIMEOUT) -> Ended:
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"not over after {timeout:g} s:\n{out}\n{err}") from None
+    return Ended(process.returncode, out.splitlines(), err.splitlines())
+
+
+def fedbench(
+    *overrides: str,
+    cwd: Path,
+    timeout: float = TIMEOUT,
+    env: Mapping[str, str] | None = None,
+) -> Ended:
+    """Runs `python -m fedbench` to its end."""
+    return wait(start(*overrides, cwd=cwd, env=env), timeout)
+
+
+def succeed(*overrides: str, cwd: Path, env: Mapping[str, str] | None = None) -> Ended:
+    """`fedbench`, which must end well and without a word on stderr."""
+    ended = fedbench(*overrides, cwd=cwd, env=env)
+    assert (ended.code, ended.err) == (0, []), ended
+    return ended
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """An installed distribution of plugins: what the environment and the command line need."""
+
+    env: dict[str, str]
+    searchpath: str
+
+
+def install(folder: Path, entry_points: str, module: str, configs: Mapping[str, str]) -> Plugins:
+    """Leaves in `folder` what pip leaves of a package `theirs`: a module, its metadata, its YAML."""
+    metadata = folder / "theirs-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(entry_points)
+    (folder / "theirs.py").write_text(module)
+    for name, text in configs.items():
+        path = folder / "conf" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    return Plugins({"PYTHONPATH": path}, f"hydra.searchpath=[file://{folder}/conf]")
+
+
+def files(folder: Path) -> list[str]:
+    """Every file and folder below, hidden ones too."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def run_folders(out: Path) -> list[Path]:
+    return sorted(path.parent for path in out.glob("*/*/config.yaml"))
+
+
+def run_folder(out: Path) -> Path:
+    (folder,) = run_folders(out)
+    return folder
+
+
+def rounds(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def checkpoint(path: Path) -> dict[str, Any]:
+    return torch.load(path, weights_only=True)
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """All that a run comes to, to the bit, but for the time that it took."""
+    return {
+        "rounds": [json.dumps(_timeless(record)) for record in rounds(folder)],
+        "summary": json.dumps(_timeless(summary(folder))),
+        "checkpoint": fingerprint(checkpoint(folder / "checkpoint.pt")),
+    }
+
+
+def fingerprint(value: Any) -> Any:
+    """The value with a hash for every tensor, so that == compares bits and a failure is legible."""
+    if isinstance(value, Tensor):
+        digest = hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest()
+        return f"{value.dtype} {tuple(value.shape)} {digest}"
+    if isinstance(value, dict):
+        return {key: fingerprint(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [fingerprint(item) for item in value]
+    return value
+
+
+def _timeless(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if not key.startswith("seconds")}

@@ -1,0 +1,339 @@
+"""The command line, each time as a real process: what it accepts, refuses, writes and says."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+from end_to_end import (
+    ROOT,
+    Ended,
+    Plugins,
+    fedbench,
+    files,
+    install,
+    rounds,
+    run_folder,
+    run_folders,
+    start,
+    succeed,
+    summary,
+    wait,
+)
+
+KEYS = """
+    attack attack_start batch_size dataset defense dirichlet_alpha executor local_epochs lr model
+    momentum n_clients name non_iid out partition pdr pmr pool pretrain_rounds rounds seed server_lr
+    tracker weight_decay
+""".split()
+GROUPS = ["attack", "dataset", "defense", "executor", "model", "tracker"]
+RUN_FILES = [".lock", "checkpoint.pt", "config.yaml", "rounds.jsonl", "summary.json"]
+ROUND_KEYS = "round attacked MA BA TPR TNR AUC BA_by_backdoor seconds clients".split()
+SUMMARY_KEYS = (
+    "status MA BA TPR TNR AUC BA_by_backdoor rounds seconds seconds_by_step versions".split()
+)
+STEPS = ["train", "aggregate", "evaluate"]
+
+# overrides, and what the one line must contain: the value, and what would be right
+MISTAKES = {
+    "unknown defense": (["defense=krumm"], ["defense=krumm", "did you mean krum?"]),
+    "unknown data set": (["dataset=mnits"], ["dataset=mnits", "did you mean mnist?"]),
+    "no defense": (["defense=null"], ["defense"]),
+    "range": (["pmr=1.5"], ["pmr=1.5", "between 0 and 1"]),
+    "not a number": (["pmr=nan"], ["pmr=nan", "between 0 and 1"]),
+    "type": (["pmr=abc"], ["pmr=abc", "Float"]),
+    "misspelt key": (["pmrr=0.2"], ["pmrr", "did you mean pmr?"]),
+    "misspelt added key": (["+pmrr=0.2"], ["pmrr", "did you mean pmr?"]),
+    "no clients": (["n_clients=0"], ["n_clients=0", "at least 1"]),
+    "negative share": (["pdr=-1"], ["pdr=-1", "between 0 and 1"]),
+    "fewer clients than take part": (["pool=5"], ["pool=5", "n_clients=6"]),
+    "too few clients": (["defense=krum", "n_clients=2"], ["N - f - 2 >= 1", "N=2, f=0"]),
+    "misspelt setting": (["defense=krum", "defense.ff=1"], ["defense.ff", "did you mean f?"]),
+    "misspelt added setting": (["defense=krum", "+defense.ff=1"], ["'ff'", "did you mean f?"]),
+    "type of setting": (["defense=krum", "defense.f=many"], ["defense.f=many", "Integer"]),
+    "range of setting": (["defense=krum", "defense.f=-1"], ["krum", "0 or more", "-1"]),
+    "folder for a name": (["name=a/b"], ["name=a/b", "a folder name"]),
+    "list without a sweep": (["pmr=0.2,0.3"], ["pmr=0.2,0.3", "--multirun"]),
+    "accelerator": (["executor.accelerator=abacus"], ["accelerator", "abacus", "cpu"]),
+    "last run of a sweep": (["-m", "pmr=0.2,1.5"], ["pmr=1.5", "between 0 and 1"]),
+    "last name of a sweep": (["-m", "defense=krum,krumm"], ["krumm", "did you mean krum?"]),
+    "key of a sweep": (["-m", "+pmrr=0.2,0.3"], ["pmrr", "did you mean pmr?"]),
+    "type in a sweep": (["-m", "pmr=0.2,abc"], ["pmr=abc", "Float"]),
+    "name of a sweep": (["-m", "name=a/b", "pmr=0.2,0.3"], ["name=a/b", "a folder name"]),
+}
+# Found only once the run starts, with data and disk; `place` is a folder with a file and a data set
+DAMAGES = {
+    "no data": (["dataset=mnist", "dataset.root=nowhere"], ["dataset.root=nowhere", "idx3-ubyte"]),
+    "cut off data": (
+        ["dataset=mnist", "dataset.root=cut_off"],
+        ["cut_off/train-images-idx3-ubyte.gz", "gzip data cut off"],
+    ),
+    "wrong data": (["dataset=mnist", "dataset.root=other"], ["other/train-images", "SHA-256"]),
+    "file for a folder": (["out=file/below"], ["file/below", "Not a directory"]),
+    "no such place": (["out=/proc/x"], ["/proc/x", "No such file or directory"]),
+    "place of a sweep": (["-m", "pmr=0.2,0.3", "out=file/below"], ["file/below"]),
+}
+
+
+def assert_one_line(ended: Ended, parts: list[str]) -> None:
+    assert ended.code not in (0, None), ended
+    assert ended.out == [], ended
+    assert len(ended.err) == 1, "\n".join(ended.err)
+    (line,) = ended.err
+    assert line.startswith("fedbench: "), line
+    for part in parts:
+        assert part in line
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_in_one_line_and_leaves_nothing(mistake: str, tmp_path: Path) -> None:
+    overrides, parts = MISTAKES[mistake]
+    assert_one_line(fedbench(*overrides, cwd=tmp_path), parts)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_data_or_disk_forbid_is_told_in_one_line(damage: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    sample = ROOT / "fedbench" / "assets" / "fmnist_sample"
+    for folder in ("cut_off", "other"):
+        shutil.copytree(sample, tmp_path / folder)
+    images = tmp_path / "cut_off" / "train-images-idx3-ubyte.gz"
+    images.write_bytes(images.read_bytes()[:5000])
+    before = files(tmp_path)
+
+    overrides, parts = DAMAGES[damage]
+    assert_one_line(fedbench(*overrides, cwd=tmp_path), parts)
+    assert files(tmp_path) == before
+
+
+def test_a_sweep_of_which_no_run_can_start_ends_with_an_error(tmp_path: Path) -> None:
+    ended = fedbench("-m", "pmr=0.2,0.3", "dataset=mnist", "dataset.root=nowhere", cwd=tmp_path)
+    assert ended.code != 0, ended
+    assert all(line.startswith("fedbench: dataset.root=nowhere") for line in ended.err), ended.err
+
+
+def test_a_run_writes_its_folder_and_the_same_command_skips_it(tmp_path: Path) -> None:
+    command = ["pmr=0.34", "attack_start=1", "out=here", "name=${defense.name}-${seed}"]
+    ended = succeed(*command, cwd=tmp_path)
+    title = "fedavg constrain_and_scale pmr=0.34 seed=0  "
+    assert all(line.startswith(title) for line in ended.out), ended.out
+    assert [line.removeprefix(title).split("  ")[0] for line in ended.out[:-1]] == [
+        "pretrain 1/1",
+        "round 1/3",
+        "round 2/3",
+        "round 3/3",
+    ]
+
+    assert os.listdir(tmp_path) == ["here"]
+    folder = run_folder(tmp_path / "here")
+    cache = {path.suffix for path in (tmp_path / "here" / ".pretrained").iterdir()}
+    assert cache == {".pt", ".lock"}
+    assert files(folder) == RUN_FILES
+    assert len(files(tmp_path / "here")) == len(RUN_FILES) + 5  # 3 folders, and the 2 of the cache
+
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert sorted(config) == KEYS
+    assert config["defense"] == {"name": "fedavg"}
+    assert config["name"] == "fedavg-0"  # resolved
+    assert (config["pmr"], config["attack_start"], config["n_clients"]) == (0.34, 1, 6)
+
+    records = rounds(folder)
+    assert [list(record) for record in records] == [ROUND_KEYS] * 3
+    assert [record["round"] for record in records] == [0, 1, 2]
+    assert [record["attacked"] for record in records] == [False, True, True]
+    assert [record["TPR"] for record in records] == [None, 0.0, 0.0]  # nobody to find, then missed
+    assert [record["AUC"] for record in records] == [None] * 3  # fedavg scores nobody
+    for record in records:
+        assert list(record["seconds"]) == STEPS
+        assert list(record["BA_by_backdoor"]) == ["0"]
+        assert [client["id"] for client in record["clients"]] == list(range(6))
+        assert sum(client["malicious"] for client in record["clients"]) == 2 * record["attacked"]
+        for client in record["clients"]:
+            assert list(client) == ["id", "malicious", "accepted", "score", "weight"]
+            assert (client["accepted"], client["score"]) == (True, None)
+
+    end = summary(folder)
+    assert list(end) == SUMMARY_KEYS
+    assert (end["status"], end["rounds"], end["TPR"], end["TNR"]) == ("finished", 3, 0.0, 1.0)
+    assert (end["MA"], end["BA"]) == (records[-1]["MA"], records[-1]["BA"])
+    assert list(end["seconds_by_step"]) == STEPS
+    assert list(end["versions"]) == ["fedbench", "python", "torch", "lightning", "numpy"]
+
+    everything = [path for path in tmp_path.rglob("*") if path.is_file()]
+    times = [(path, path.stat().st_mtime_ns) for path in everything]
+    again = succeed(*command, cwd=tmp_path)
+    (line,) = again.out
+    assert line.startswith(f"{title}already finished, skipped")
+    assert [(path, path.stat().st_mtime_ns) for path in everything] == times
+    assert sorted(everything) == sorted(path for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_the_default_tracker_without_a_login_writes_into_the_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    env = {"HOME": str(tmp_path / "home"), "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    succeed("tracker=wandb", "rounds=1", cwd=tmp_path / "work", env=env)
+    assert os.listdir(tmp_path / "work") == ["runs"]
+    folder = run_folder(tmp_path / "work" / "runs")
+    assert sorted(os.listdir(folder)) == sorted([*RUN_FILES, "wandb"])
+
+
+def test_a_sweep_ends_with_one_table_of_all_runs(tmp_path: Path) -> None:
+    command = ["-m", "defense=krum,median", "rounds=2"]
+    ended = succeed(*command, cwd=tmp_path)
+    head = next(i for i, line in enumerate(ended.out) if line.split()[:2] == ["defense", "BA"])
+    assert all(
+        line.startswith(("krum constrain_and_scale ", "median constrain_and_scale "))
+        for line in ended.out[: head - 1]
+    ), ended.out
+    assert sum(" defense " in line for line in ended.out) == 1
+    rows = [line.split() for line in ended.out[head + 2 : head + 4]]
+    assert [(row[0], len(row)) for row in rows] == [("krum", 7), ("median", 7)]
+    assert rows[1][3:6] == ["-", "-", "-"]  # median judges nobody
+    assert sum("pretrain 1/1" in line for line in ended.out) == 1  # shared by the two
+
+    assert os.listdir(tmp_path) == ["runs"]
+    folders = run_folders(tmp_path / "runs")
+    assert [folder.name.partition("-")[0] for folder in folders] == ["krum", "median"]
+    assert [files(folder) for folder in folders] == [RUN_FILES] * 2
+
+    again = succeed(*command, cwd=tmp_path)
+    assert ["already finished, skipped" in line for line in again.out[:3]] == [True, True, False]
+    assert [line.split() for line in again.out if line.split()[:1] == ["krum"]][-1] == rows[0]
+
+
+def test_a_sweep_file_is_checked_and_run(tmp_path: Path) -> None:
+    (tmp_path / "sweeps").mkdir()
+    sweep = {
+        "defaults": ["config", "_self_"],
+        "hydra": {"mode": "MULTIRUN", "sweeper": {"params": {"defense": "krum", "pmr": "0.2,2"}}},
+    }
+    (tmp_path / "sweeps" / "mine.yaml").write_text(yaml.safe_dump(sweep))
+    command = ["--config-dir", "sweeps", "--config-name", "mine", "rounds=1"]
+    assert_one_line(fedbench(*command, cwd=tmp_path), ["pmr=2", "between 0 and 1"])
+    assert sorted(os.listdir(tmp_path)) == ["sweeps"]
+    succeed(*command, "pmr=0.2,0.4", cwd=tmp_path)
+    assert len(run_folders(tmp_path / "runs")) == 2
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is None,
+    reason="hydra-joblib-launcher is not installed",
+)
+def test_a_sweep_on_the_joblib_launcher(tmp_path: Path) -> None:
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    ended = succeed("-m", *launcher, "defense=krum,median", "rounds=1", cwd=tmp_path)
+    assert sum(" defense " in line for line in ended.out) == 1
+    assert [files(folder) for folder in run_folders(tmp_path / "runs")] == [RUN_FILES] * 2
+    assert not any("HYDRA" in line or "Joblib" in line for line in ended.out)
+
+
+PLUGINS = """
+from dataclasses import dataclass
+
+from fedbench.defense import DEFENSES, Defense, mean_of
+
+
+@DEFENSES.register("boom")
+@dataclass(frozen=True)
+class Boom(Defense):
+    fuse: int = 1
+
+    def aggregate(self, updates, state, view):
+        if view.index == self.fuse:
+            raise RuntimeError(f"boom in round {view.index}")
+        return mean_of(updates, view.client_ids >= 0), state
+
+
+@DEFENSES.register("smallest")
+@dataclass(frozen=True)
+class Smallest(Defense):
+    keep: int = 1
+
+    def __post_init__(self):
+        if self.keep < 1:
+            raise ValueError(f"keep must be at least 1, got {self.keep}")
+
+    def aggregate(self, updates, state, view):
+        norms = updates.norm(dim=1)
+        return mean_of(updates, norms.argsort().argsort() < self.keep, norms), state
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> Plugins:
+    return install(
+        tmp_path / "site",
+        "[fedbench.defenses]\nboom = theirs:Boom\nsmallest = theirs:Smallest\n",
+        PLUGINS,
+        {"defense/boom": "name: boom\nfuse: 1\n", "defense/smallest": "name: smallest\nkeep: 2\n"},
+    )
+
+
+def test_a_failing_run_does_not_stop_a_sweep_of_plugins(tmp_path: Path, plugins: Plugins) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    sweep = ["-m", plugins.searchpath, "defense=boom,smallest"]
+    ended = fedbench(*sweep, cwd=work, env=plugins.env)
+    assert ended.code not in (0, None)
+    assert "RuntimeError: boom in round 1" in ended.err[-1]
+    rows = [line.split() for line in ended.out if line.startswith((" boom ", " smallest "))]
+    assert [row[:2] for row in rows[:1]] == [["boom", "failed"]]
+    assert (rows[1][0], len(rows[1])) == ("smallest", 7)
+
+    boom, smallest = run_folders(work / "runs")
+    assert summary(boom) == {"status": "failed", "error": "RuntimeError: boom in round 1"}
+    assert len(rounds(boom)) == 1
+    assert summary(smallest)["status"] == "finished"
+    assert yaml.safe_load((smallest / "config.yaml").read_text())["defense"]["keep"] == 2
+    accepted = [[client["accepted"] for client in record["clients"]] for record in rounds(smallest)]
+    assert [sum(verdicts) for verdicts in accepted] == [2, 2, 2]
+
+    once = fedbench(plugins.searchpath, "defense=boom", cwd=work, env=plugins.env)
+    assert once.code not in (0, None), "a failed run is tried again, and fails again"
+    assert once.out[-1].endswith("failed: RuntimeError: boom in round 1")
+
+
+def test_a_mistake_in_the_settings_of_a_plugin_is_told_in_one_line(
+    tmp_path: Path, plugins: Plugins
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    command = [plugins.searchpath, "defense=smallest", "defense.keep=0"]
+    ended = fedbench(*command, cwd=work, env=plugins.env)
+    assert_one_line(ended, ["smallest", "keep must be at least 1, got 0"])
+    ended = fedbench(plugins.searchpath, "defense=smalest", cwd=work, env=plugins.env)
+    assert_one_line(ended, ["did you mean smallest?"])
+    assert files(work) == []
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m", "defense=krum,median"]])
+def test_ctrl_c_says_how_to_go_on(sweep: list[str], tmp_path: Path) -> None:
+    process = start(*sweep, "rounds=200", cwd=tmp_path)
+    assert process.stdout is not None
+    seen = [process.stdout.readline() for _ in range(3)]
+    assert "round 2/200" in seen[-1], seen
+    os.killpg(process.pid, signal.SIGINT)
+    ended = wait(process)
+    assert (ended.code, ended.err) == (130, [])
+    assert sum("the same command resumes it" in line for line in ended.out) == 1
+    assert "stopped after round" in ended.out[-1]
+    (folder,) = run_folders(tmp_path / "runs")  # of a sweep, the next was not started
+    assert not (folder / "summary.json").exists()
+
+
+def test_help_and_the_frozen_surface_of_the_command_line(tmp_path: Path) -> None:
+    ended = succeed("--help", cwd=tmp_path)
+    text = "\n".join(ended.out)
+    groups, _, config = text.partition("== Configuration groups ==")[2].partition("== Config ==")
+    found = [line.partition(":")[0] for line in groups.splitlines() if ": " in line]
+    assert sorted(found) == GROUPS
+    settings = config.partition("\n\n")[2].partition("\n\n")[0]
+    assert sorted(yaml.safe_load(settings)) == KEYS
+    assert files(tmp_path) == []

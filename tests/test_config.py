@@ -1,0 +1,141 @@
+"""The configuration: every shipped file composes, and the run id names what matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+import fedbench
+from fedbench.config import RunConfig, register_schema
+from fedbench.errors import UserError
+from fedbench.run import Plan
+
+ROOT = Path(fedbench.__file__).parent.parent
+GROUPS = ("defense", "attack", "dataset", "model", "executor", "tracker")
+CHOICES = [(path.parent.name, path.stem) for path in sorted((ROOT / "conf").glob("*/*.yaml"))]
+
+
+@pytest.fixture(autouse=True)
+def hydra() -> Iterator[None]:
+    register_schema()
+    with initialize_config_module("fedbench.conf", version_base="1.3"):
+        yield
+    GlobalHydra.instance().clear()
+
+
+def config(*overrides: str) -> RunConfig:
+    return RunConfig.from_hydra(compose("config", overrides=list(overrides)))
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES, ids=map("/".join, CHOICES))
+def test_every_file_of_conf_composes_and_builds(group: str, choice: str) -> None:
+    needed = ["model.target=torch.nn.Flatten"] if choice == "custom" else []
+    composed = config(f"{group}={choice}", *needed)
+    assert getattr(composed, group)["name"] == choice
+    Plan.of(composed)
+
+
+def test_every_group_has_a_folder() -> None:
+    assert {group for group, _ in CHOICES} == set(GROUPS)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_sweep_composes(path: Path) -> None:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(path.parent), version_base="1.3"):
+        found = ["hydra.searchpath=[pkg://fedbench.conf]"]
+        sweep = compose(path.stem, overrides=found, return_hydra_config=True)
+        assert sweep.hydra.mode.name == "MULTIRUN"
+        assert sweep.name == path.stem
+        for key, values in sweep.hydra.sweeper.params.items():
+            for value in str(values).split(","):
+                compose(path.stem, overrides=[*found, f"{key}={value}"])
+
+
+def test_the_defaults_of_the_schema_are_those_of_the_file() -> None:
+    composed, schema = OmegaConf.to_container(compose("config")), RunConfig()
+    assert isinstance(composed, dict)
+    for key, value in composed.items():
+        if key not in GROUPS:
+            assert getattr(schema, str(key)) == value, key
+
+
+def test_a_data_set_brings_its_model_and_the_command_line_wins() -> None:
+    assert config("dataset=mnist").model["name"] == "cnn"
+    assert config("dataset=fmnist").model["name"] == "mlp"
+    assert config("dataset=mnist", "model=mlp").model["name"] == "mlp"
+    assert config("model=mlp", "dataset=mnist").model["name"] == "mlp"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("pmr", v) for v in (-0.1, 1.5, float("nan"))],
+        *[("pdr", v) for v in (-1.0, 1.01)],
+        *[("non_iid", v) for v in (-0.5, 2.0)],
+        *[(k, 0) for k in ("n_clients", "rounds", "local_epochs", "batch_size")],
+        *[(k, -1) for k in ("pretrain_rounds", "attack_start", "seed", "momentum")],
+        *[(k, 0.0) for k in ("lr", "server_lr", "dirichlet_alpha")],
+        *[("lr", float("inf")), ("weight_decay", float("nan")), ("weight_decay", -1.0)],
+        *[("pool", 29), ("partition", "by_size")],
+        *[("name", v) for v in ("", ".", "..", "a/b", ".hidden")],
+    ],
+)
+def test_a_value_out_of_range_is_named(key: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"{key}={value}: must be "):
+        replace(RunConfig(), **{key: value}).check()
+
+
+def run_id(*overrides: str) -> str:
+    return Plan.of(config(*overrides)).folder.path.name
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("defense=krum", "attack=none", "attack.alpha=0.5", "attack.gamma=3", "dataset=fmnist"),
+        *("model=cnn", "model.hidden=[10]", "pmr=0.3", "pdr=0.4", "n_clients=29", "pool=31"),
+        *("partition=dirichlet", "non_iid=0.4", "dirichlet_alpha=1", "pretrain_rounds=1"),
+        *("rounds=11", "attack_start=1", "local_epochs=1", "batch_size=32", "lr=0.01"),
+        *("momentum=0", "weight_decay=0.1", "server_lr=0.5", "seed=1"),
+        *("executor.threads=2", "executor.precision=bf16-mixed"),
+        "attack.backdoors=[{name:patch,target:3}]",
+    ],
+)
+def test_what_affects_the_result_changes_the_run_id(override: str) -> None:
+    assert run_id(override) != run_id()
+
+
+@pytest.mark.parametrize(
+    "override", ["out=elsewhere", "name=other", "tracker=none", "executor.devices=2", "pool=30"]
+)
+def test_what_does_not_affect_the_result_keeps_the_run_id(override: str) -> None:
+    assert run_id(override) == run_id()
+
+
+def test_a_plugin_with_a_new_version_makes_a_new_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = run_id()
+    monkeypatch.setattr(type(Plan.of(config()).defense), "version", 2)
+    assert run_id() != before
+
+
+def test_pretraining_is_shared_by_what_does_not_change_it() -> None:
+    base = config().pretrain_id()
+    for same in ("defense=krum", "attack=none", "pmr=0.5", "pdr=0.1", "rounds=3", "attack_start=2"):
+        assert config(same).pretrain_id() == base, same
+    for other in (
+        "seed=1",
+        "lr=0.1",
+        "non_iid=0",
+        "n_clients=10",
+        "pretrain_rounds=2",
+        "model=cnn",
+    ):
+        assert config(other).pretrain_id() != base, other

@@ -1,0 +1,124 @@
+"""What README and docs tell people to type works as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedbench
+
+ROOT = Path(fedbench.__file__).parent.parent
+SMALL = ("n_clients=4", "rounds=1", "pretrain_rounds=1", "local_epochs=1", "tracker=none")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of shell blocks that start fedbench's Python modules, whatever the interpreter."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [match[0] for line in lines if (match := re.search(r"-m fedbench\b.*", line))]
+
+
+def run(command: str, cwd: Path, *extra: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *shlex.split(command), *extra],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The project's files as a bare clone has them."""
+    for folder in ("fedbench", "defenses", "attacks", "conf", "sweeps"):
+        skip = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=skip)
+    return tmp_path
+
+
+def write_titled_blocks(page: Path, root: Path) -> list[str]:
+    """Writes every code block that has a title to the file of that name."""
+    blocks = re.findall(
+        r'^```\w+ title="([^"]+)"\n(.*?)^```', page.read_text(), re.DOTALL | re.MULTILINE
+    )
+    for name, text in blocks:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return [name for name, _ in blocks]
+
+
+@pytest.mark.slow
+def test_readme_commands_run(clone: Path) -> None:
+    found = commands(ROOT / "README.md")
+    assert any("-m defense=" in command for command in found)
+    for command in found:
+        if "fedbench.report" in command:  # reads what the commands before it wrote
+            done = run(command, clone)
+        else:
+            done = run(command, clone, *SMALL)
+        assert done.returncode == 0, (command, done.stderr)
+        assert " BA " in done.stdout, command
+
+
+@pytest.mark.slow
+def test_the_documented_defense_works_as_documented(clone: Path) -> None:
+    page = ROOT / "docs" / "adding-a-defense.md"
+    assert "defenses/short_only.py" in write_titled_blocks(page, clone)
+    sweep, by_factor, out_of_tree = commands(page)
+    done = run(sweep, clone, *SMALL)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.rpartition("seconds")[2]
+    assert [table.count(f" {name} ") for name in ("fedavg", "short_only")] == [2, 2]
+    assert run(by_factor, clone, *SMALL).stdout.count("finished in") == 3
+    wrong = run("-m fedbench defense=short_only defense.factor=-1", clone)
+    assert wrong.returncode == 1
+    assert wrong.stderr == "fedbench: defense short_only: factor must be above 0, got -1.0\n"
+
+    theirs = clone / "theirs"
+    for package in ("theirs", "theirs/conf"):
+        (theirs / package / "__init__.py").touch()
+    site = clone / "site"
+    install = "-m pip install --quiet --no-deps --no-build-isolation --target"
+    installed = run(f"{install} {site} {theirs}", clone)
+    assert installed.returncode == 0, installed.stderr
+    done = run(out_of_tree, clone, *SMALL, path=str(site))
+    assert done.returncode == 0, done.stderr
+    assert "kept 1/4" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_documented_defense_keeps_the_contract(clone: Path) -> None:
+    write_titled_blocks(ROOT / "docs" / "adding-a-defense.md", clone)
+    shutil.copytree(ROOT / "tests", clone / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", clone)
+    done = run("-m pytest -q tests/test_contract.py -k short_only -p no:cacheprovider", clone)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\d\d passed", done.stdout)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    targets += re.findall(r"`((?:benchmarks|sweeps|docs|conf|tests|fedbench)/[\w./-]+)`", text)
+    for target in targets:
+        known = [page.parent / target, ROOT / target]
+        assert any(path.exists() for path in known) or "short_only" in target, target
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    command = next(
+        line for line in (ROOT / "README.md").read_text().splitlines() if "pytest" in line
+    )
+    assert command in (ROOT / ".ci" / "run").read_text()
+    assert command in (ROOT / "CONTRIBUTING.md").read_text()

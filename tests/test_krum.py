@@ -1,0 +1,191 @@
+"""krum: the client closest to its N - f - 2 nearest others, by squared distance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import Tensor
+
+from fedbench.defense import DEFENSES, Aggregate, ServerView
+
+Krum: Any = DEFENSES.get("krum")
+
+shapes = st.tuples(st.integers(3, 12), st.integers(1, 5))
+prepared_for = st.one_of(st.none(), st.integers(0, 9))
+
+
+def krum(updates: Tensor, f: int | None = None) -> Aggregate:
+    n, p = updates.shape
+    zeros = torch.zeros(p)
+    view = ServerView(0, torch.arange(n), zeros, zeros, {"w": slice(0, p)}, torch.Generator())
+    outcome: Aggregate = Krum(f).aggregate(updates, None, view)[0]
+    return outcome
+
+
+def chosen_by(outcome: Aggregate) -> int:
+    assert outcome.accepted is not None
+    assert int(outcome.accepted.sum()) == 1
+    return int(outcome.accepted.int().argmax())
+
+
+def scores_by_definition(rows: Sequence[Sequence[float]], f: int | None) -> list[float]:
+    """Blanchard et al., section 3: the sum over i -> j of |V_i - V_j|^2, n - f - 2 of them.
+
+    Without f: the largest that is below (n - 2) / 2.
+    """
+    n = len(rows)
+    if f is None:
+        f = max(candidate for candidate in range(n) if 2 * candidate + 2 < n)
+    scores = []
+    for i in range(n):
+        distances = [
+            math.fsum((a - b) ** 2 for a, b in zip(rows[i], rows[j], strict=True))
+            for j in range(n)
+            if j != i
+        ]
+        scores.append(math.fsum(sorted(distances)[: n - f - 2]))
+    return scores
+
+
+def test_by_hand() -> None:
+    # N = 5, f = 1: two neighbours each, at squared distances
+    #    0: 1 + 9 = 10     1: 1 + 4 = 5     3: 4 + 9 = 13     10: 1 + 49 = 50     11: 1 + 64 = 65
+    # With three neighbours (N - f - 1) it would be 110, 86, 62, 131, 165 and the third would win.
+    rows = torch.tensor([[0.0], [1.0], [3.0], [10.0], [11.0]])
+    for outcome in (krum(rows), krum(rows, f=1)):
+        assert outcome.scores is not None
+        assert outcome.scores.tolist() == [10, 5, 13, 50, 65]
+        assert outcome.update.tolist() == [1]
+        assert outcome.weights.tolist() == [0, 1, 0, 0, 0]
+        assert outcome.accepted is not None
+        assert outcome.accepted.tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 0), (5, 1), (6, 1), (7, 2), (30, 13), (31, 14)])
+def test_default_is_the_largest_f_of_the_paper(n: int, f: int) -> None:
+    assert 2 * f + 2 < n <= 2 * (f + 1) + 2
+    rows = torch.randn(n, 4, generator=torch.Generator().manual_seed(n))
+    default, explicit = krum(rows).scores, krum(rows, f).scores
+    assert default is not None
+    assert explicit is not None
+    assert torch.equal(default, explicit)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    hnp.arrays(np.int64, shapes, elements=st.integers(-3, 3)),
+    prepared_for,
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_on_whole_numbers_exactly(rows: np.ndarray, f: int | None, dtype: torch.dtype) -> None:
+    """Nothing is rounded, and many scores tie: the lowest index counts."""
+    assume(f is None or len(rows) - f - 2 >= 1)
+    outcome = krum(torch.tensor(rows, dtype=dtype), f)
+    expected = scores_by_definition(rows.tolist(), f)
+    assert outcome.scores is not None
+    assert outcome.scores.tolist() == expected
+    assert chosen_by(outcome) == expected.index(min(expected))
+    assert outcome.update.tolist() == rows[expected.index(min(expected))].tolist()
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    hnp.arrays(np.float64, shapes, elements=st.floats(-1, 1, width=32)),
+    st.floats(-1e4, 1e4, width=32),
+    prepared_for,
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_on_any_numbers(
+    spread: np.ndarray, centre: float, f: int | None, dtype: torch.dtype
+) -> None:
+    """Far from the origin too, where rows differ in their last bits only."""
+    assume(f is None or len(spread) - f - 2 >= 1)
+    updates = torch.tensor(spread + centre, dtype=dtype)
+    rows = updates.double().tolist()
+    outcome = krum(updates, f)
+    expected = scores_by_definition(rows, f)
+    assert outcome.scores is not None
+    assert outcome.scores.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-11)
+    chosen = chosen_by(outcome)
+    assert expected[chosen] == pytest.approx(min(expected), rel=1e-9, abs=1e-11)
+    assert torch.equal(outcome.update, updates[chosen])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_of_two_equally_good_clients_the_first_is_taken(seed: int) -> None:
+    """With one neighbour each, the closest pair has one distance and so one score."""
+    rows = torch.randn(10, 100, generator=torch.Generator().manual_seed(seed))
+    expected = scores_by_definition(rows.double().tolist(), f=7)
+    closest = sorted(range(10), key=expected.__getitem__)[:2]
+    assert chosen_by(krum(rows, f=7)) == min(closest)
+
+
+@pytest.mark.parametrize("relative", [1e-2, 1e-4, 1e-6])
+def test_the_right_client_wins_among_nearly_equal_ones(relative: float) -> None:
+    """30 float32 clients: with distances from a float32 Gram matrix another one wins."""
+    for seed in range(5):
+        rng = torch.Generator().manual_seed(seed)
+        common = torch.randn(400, generator=rng)
+        rows = common * (1 + relative * torch.randn(30, 400, generator=rng))
+        expected = scores_by_definition(rows.double().tolist(), None)
+        outcome = krum(rows)
+        assert outcome.scores is not None
+        assert outcome.scores.tolist() == pytest.approx(expected, rel=1e-9)
+        assert chosen_by(outcome) == expected.index(min(expected))
+
+
+def poisoned(n: int, n_malicious: int, spread: float) -> Tensor:
+    """Honest rows around 1 and, first, malicious ones around -4, as close together as `spread`."""
+    rng = torch.Generator().manual_seed(n + n_malicious)
+    rows = 1 + torch.randn(n, 100, generator=rng)
+    rows[:n_malicious] = -4 + spread * torch.randn(n_malicious, 100, generator=rng)
+    return rows
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.01])
+@pytest.mark.parametrize(("n", "n_malicious"), [(10, 1), (10, 3), (30, 6), (30, 13)])
+def test_a_minority_is_dropped(n: int, n_malicious: int, spread: float) -> None:
+    outcome = krum(poisoned(n, n_malicious, spread))
+    assert chosen_by(outcome) >= n_malicious
+    assert outcome.scores is not None
+    assert outcome.scores[:n_malicious].min() > outcome.scores[n_malicious:].max()
+
+
+@pytest.mark.parametrize(("n", "n_malicious"), [(10, 5), (30, 15), (30, 20)])
+def test_half_the_clients_in_collusion_win(n: int, n_malicious: int) -> None:
+    outcome = krum(poisoned(n, n_malicious, spread=0.01))
+    assert chosen_by(outcome) < n_malicious
+
+
+def test_scaled_outliers_are_dropped_whatever_their_size() -> None:
+    for scale in (10, 1e6, 1e30):
+        rows = torch.randn(10, 20, generator=torch.Generator().manual_seed(1))
+        rows[:3] *= scale
+        assert chosen_by(krum(rows)) >= 3
+
+
+@pytest.mark.parametrize(("n", "f"), [(1, None), (2, None), (3, 1), (10, 8), (10, 20)])
+def test_too_few_clients_are_refused(n: int, f: int | None) -> None:
+    message = rf"krum needs N - f - 2 >= 1, got N={n}, f={f or 0}$"
+    with pytest.raises(ValueError, match=message):
+        Krum(f).check(n)
+    with pytest.raises(ValueError, match=message):
+        krum(torch.zeros(n, 2), f)
+
+
+def test_one_neighbour_is_enough() -> None:
+    Krum(f=7).check(10)
+    assert krum(torch.eye(10), f=7).scores is not None
+
+
+def test_negative_f_is_refused() -> None:
+    with pytest.raises(ValueError, match="f must be 0 or more, got -1"):
+        Krum(f=-1)
