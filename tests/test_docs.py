@@ -62,10 +62,8 @@ def test_readme_commands_run(clone: Path) -> None:
     found = commands(ROOT / "README.md")
     assert any("-m defense=" in command for command in found)
     for command in found:
-        if "fedbench.report" in command:  # reads what the commands before it wrote
-            done = run(command, clone)
-        else:
-            done = run(command, clone, *SMALL)
+        reads = "fedbench.report" in command  # what the commands before it wrote
+        done = run(command, clone, *(() if reads else SMALL))
         assert done.returncode == 0, (command, done.stderr)
         assert " BA " in done.stdout, command
 
