@@ -43,7 +43,7 @@ class Krum(Defense):
         distances = pairwise_sq_dist(updates).fill_diagonal_(torch.inf)  # [N, N]
         nearest = distances.sort(dim=1).values[:, : n - self._prepared_for(n) - 2]
         scores = nearest.sum(dim=1)  # [N]
-        chosen = torch.arange(n) == scores.argmin()
+        chosen = torch.arange(n, device=scores.device) == scores.argmin()
         return mean_of(updates, chosen, scores), state
 
     def _prepared_for(self, n: int) -> int:

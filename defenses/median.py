@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
@@ -26,5 +25,5 @@ class Median(Defense):
     """The coordinate-wise median."""
 
     def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
-        weights = torch.full((len(updates),), 1 / len(updates), dtype=updates.dtype)
+        weights = updates.new_full((len(updates),), 1 / len(updates))
         return Aggregate(column_median(updates), weights), state

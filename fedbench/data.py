@@ -16,7 +16,7 @@ import textwrap
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,6 +47,11 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample, such as (1, 28, 28)."""
         return tuple(self.x_train.shape[1:])
+
+    def to(self, device: torch.device) -> Dataset:
+        """The same data set in the memory of a device."""
+        tensors = ("x_train", "y_train", "x_test", "y_test")
+        return replace(self, **{name: getattr(self, name).to(device) for name in tensors})
 
     def decode(self, x: Tensor) -> Tensor:
         """(x / 255 - mean) / std of raw samples `x` [B, ...] uint8: [B, ...] float32, same device.

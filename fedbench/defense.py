@@ -63,6 +63,7 @@ DEFENSES: Registry[Defense] = Registry("defense", home="fedbench.defenses")
 def mean_of(updates: Tensor, accepted: Tensor, scores: Tensor | None = None) -> Aggregate:
     """The mean of the accepted rows; zero when there is none."""
     n_accepted = int(accepted.sum())
+    accepted = accepted.to(updates.device)
     weights = accepted.to(updates.dtype) / max(n_accepted, 1)  # [N]
     rows = updates if n_accepted == len(updates) else updates[accepted]
     update = rows.mean(dim=0) if n_accepted else torch.zeros_like(updates[0])  # [P]

@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbench.defense import Aggregate, Defense, ServerView
+from fedbench.defense import Aggregate, Defense, ServerView, mean_of
 from fedbench.errors import UserError
 from fedbench.executors import Workforce
 from fedbench.metrics import Probe, accuracy, auc, mean, rates
 from fedbench.population import Job, Order, Population
 from fedbench.results import Checkpoint, Record
 from fedbench.rng import generator
-
-Rows = Tensor | Sequence[Tensor]  # [N, P], or rows of which some may be of another size
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ class Federation:
         """One round: the state after it, and its record."""
         clock = [time.perf_counter()]
         order = self._order(start)
-        screened = self._screen(order, *self._crafted(order, *self.workforce.train(order)))
+        updates, buffers = self.workforce.train(order)
+        screened = self._screen(updates, buffers, self._craft(order, updates))
         clock.append(time.perf_counter())
         aggregate, state = self._aggregate(start, order, screened)
         end = self._apply(start, screened, aggregate, state)
@@ -86,42 +85,39 @@ class Federation:
         jobs = self.population.select(start.next_round)
         return Order(start.next_round, jobs, start.params, start.buffers)
 
-    def _crafted(self, order: Order, updates: Tensor, buffers: Tensor) -> tuple[Rows, Tensor]:
-        """What arrives at the server: honest rows as trained, malicious ones as crafted."""
-        malicious = torch.tensor([job.malicious for job in order.jobs])
-        if not malicious.any():
-            return updates, buffers
+    def _craft(self, order: Order, updates: Tensor) -> dict[int, str]:
+        """Puts what the malicious clients send in place of what they trained.
+
+        Returns the rows that have no place in [N, P], and why.
+        """
+        malicious = [i for i, job in enumerate(order.jobs) if job.malicious]
+        if not malicious:
+            return {}
         rng = generator(self.population.config.seed, "craft", order.index)
         view = self.population.attack_view(order, rng)
         sent = self.population.attack.craft(updates[malicious], view)
-        if len(sent) != int(malicious.sum()):
+        if len(sent) != len(malicious):
             raise UserError(
-                f"craft must return a row for each of {int(malicious.sum())} clients, "
-                f"got {len(sent)}"
+                f"craft must return a row for each of {len(malicious)} clients, got {len(sent)}"
             )
-        if isinstance(sent, Tensor) and sent.shape[1:] == updates.shape[1:]:
-            updates[malicious] = sent
-            return updates, buffers
-        rows = list(updates)
-        for i, row in zip(malicious.nonzero().flatten().tolist(), sent, strict=True):
-            rows[i] = row
-        return rows, buffers
+        misfits = {}
+        for i, row in zip(malicious, sent, strict=True):
+            if row.shape == order.params.shape:
+                updates[i] = row
+            else:
+                misfits[i] = f"size {tuple(row.shape)}, not {tuple(order.params.shape)}"
+        return misfits
 
-    def _screen(self, order: Order, rows: Rows, buffers: Tensor) -> Screened:
+    def _screen(self, updates: Tensor, buffers: Tensor, misfits: dict[int, str]) -> Screened:
         """Refuses rows of the wrong size and rows with NaN or infinity: no rule could use them."""
-        shape, refused = order.params.shape, {}
-        for i, row in enumerate(rows):
-            if row.shape != shape:
-                refused[i] = f"size {tuple(row.shape)}, not {tuple(shape)}"
-            elif not _finite(row) or not _finite(buffers[i]):
+        refused = dict(misfits)
+        for i in range(len(updates)):
+            if i not in misfits and not (_finite(updates[i]) and _finite(buffers[i])):
                 refused[i] = "not finite"
-        if not isinstance(rows, Tensor):
-            blank = torch.zeros_like(order.params)
-            rows = torch.stack([blank if i in refused else row for i, row in enumerate(rows)])
         for i in refused:
-            rows[i] = 0
+            updates[i] = 0
             buffers[i] = 0
-        return Screened(rows, buffers, refused)
+        return Screened(updates, buffers, refused)
 
     def _aggregate(
         self, start: Checkpoint, order: Order, screened: Screened
@@ -129,13 +125,9 @@ class Federation:
         """The defense's verdict on the rows that passed, spread over all N rows."""
         n = len(order.jobs)
         passed = torch.tensor([i for i in range(n) if i not in screened.refused], dtype=torch.long)
-        nothing = Aggregate(torch.zeros_like(start.params), start.params.new_zeros(n))
-        try:
-            if not len(passed):
-                raise ValueError("no row passed")
-            self.defense.check(len(passed))
-        except ValueError:  # too many rows were refused for this rule: the global model stays
-            return replace(nothing, accepted=torch.zeros(n, dtype=torch.bool)), start.defense_state
+        if not self._can_judge(len(passed)):  # too many were refused: the global model stays
+            nobody = torch.zeros(n, dtype=torch.bool)
+            return mean_of(screened.updates, nobody), start.defense_state
         view = ServerView(
             index=order.index,
             client_ids=torch.tensor([order.jobs[i].client for i in passed]),
@@ -159,6 +151,13 @@ class Federation:
             accepted=None if aggregate.accepted is None else spread(aggregate.accepted),
             scores=None if aggregate.scores is None else spread(aggregate.scores),
         ), state
+
+    def _can_judge(self, n: int) -> bool:
+        try:
+            self.defense.check(n)
+        except ValueError:
+            return False
+        return n > 0
 
     def _apply(
         self, start: Checkpoint, screened: Screened, aggregate: Aggregate, state: Any

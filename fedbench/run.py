@@ -100,7 +100,7 @@ def _on_rank(fabric: Fabric, config: RunConfig) -> Record | UserError | None:
     plan = Plan.of(config)
     torch.set_num_threads(plan.executor.threads)
     try:
-        dataset = plan.source.load()
+        dataset = plan.source.load().to(fabric.device)
         _check_fit(plan, dataset)
         torch.manual_seed(derive(config.seed, "init"))
         network = plan.model.build(dataset.input_shape, dataset.n_classes)

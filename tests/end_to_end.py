@@ -102,7 +102,7 @@ class Plugins:
 
 
 def install(folder: Path, entry_points: str, module: str, configs: Mapping[str, str]) -> Plugins:
-    """Leaves in `folder` what pip leaves of a package `theirs`: a module, its metadata, its YAML."""
+    """Leaves in `folder` what pip would of a package `theirs`: a module, its metadata, its YAML."""
     metadata = folder / "theirs-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")

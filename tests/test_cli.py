@@ -26,17 +26,60 @@ from end_to_end import (
     wait,
 )
 
-KEYS = """
-    attack attack_start batch_size dataset defense dirichlet_alpha executor local_epochs lr model
-    momentum n_clients name non_iid out partition pdr pmr pool pretrain_rounds rounds seed server_lr
-    tracker weight_decay
-""".split()
+KEYS = [
+    "attack",
+    "attack_start",
+    "batch_size",
+    "dataset",
+    "defense",
+    "dirichlet_alpha",
+    "executor",
+    "local_epochs",
+    "lr",
+    "model",
+    "momentum",
+    "n_clients",
+    "name",
+    "non_iid",
+    "out",
+    "partition",
+    "pdr",
+    "pmr",
+    "pool",
+    "pretrain_rounds",
+    "rounds",
+    "seed",
+    "server_lr",
+    "tracker",
+    "weight_decay",
+]
 GROUPS = ["attack", "dataset", "defense", "executor", "model", "tracker"]
 RUN_FILES = [".lock", "checkpoint.pt", "config.yaml", "rounds.jsonl", "summary.json"]
-ROUND_KEYS = "round attacked MA BA TPR TNR AUC BA_by_backdoor seconds clients".split()
-SUMMARY_KEYS = (
-    "status MA BA TPR TNR AUC BA_by_backdoor rounds seconds seconds_by_step versions".split()
-)
+ROUND_KEYS = [
+    "round",
+    "attacked",
+    "MA",
+    "BA",
+    "TPR",
+    "TNR",
+    "AUC",
+    "BA_by_backdoor",
+    "seconds",
+    "clients",
+]
+SUMMARY_KEYS = [
+    "status",
+    "MA",
+    "BA",
+    "TPR",
+    "TNR",
+    "AUC",
+    "BA_by_backdoor",
+    "rounds",
+    "seconds",
+    "seconds_by_step",
+    "versions",
+]
 STEPS = ["train", "aggregate", "evaluate"]
 
 # overrides, and what the one line must contain: the value, and what would be right

@@ -18,7 +18,7 @@ from fedbench.defense import DEFENSES, Aggregate, ServerView
 
 Krum: Any = DEFENSES.get("krum")
 
-shapes = st.tuples(st.integers(3, 12), st.integers(1, 5))
+shapes = st.tuples(st.integers(3, 10), st.integers(1, 4))
 prepared_for = st.one_of(st.none(), st.integers(0, 9))
 
 
