@@ -28,7 +28,7 @@ def commands(page: Path) -> list[str]:
 
 def run(command: str, cwd: Path, *extra: str, path: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *shlex.split(command), *extra],
+        [sys.executable, *shlex.split(command, comments=True), *extra],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
