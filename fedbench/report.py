@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import math
-import os
 import re
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -22,30 +19,13 @@ from rich.text import Text
 
 from fedbench.console import percent
 from fedbench.errors import UserError
+from fedbench.runs import METRICS, RunResult, Value, read_runs
 
-Value = str | int | float | None
-
-SHARES = ("BA", "MA", "TPR", "TNR", "AUC")
-METRICS = (*SHARES, "seconds")
+SHARES = METRICS[:-1]  # shown in per cent
 # How a run is kept, shown or computed, not what it is: these never make two runs differ.
 BOOKKEEPING = frozenset({"name", "out", "tracker", "executor", "hydra", "seed"})
 # What a reader asks first of a setting; the caption names those that all runs share.
 LEADING = ("dataset", "model", "attack", "pmr", "pdr", "non_iid", "n_clients", "rounds")
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A run directory as far as it can be read."""
-
-    folder: Path
-    status: str  # finished | failed | unfinished | unreadable
-    config: Mapping[str, Value]  # flat: `attack` is the attack's name, `attack.x` its parameters
-    metrics: Mapping[str, float | None]  # all of METRICS for a finished run, else empty
-    reason: str = ""  # why it is not finished
-
-    def value(self, key: str) -> Value:
-        """The config's value; a dash where it has none, as for another attack's parameter."""
-        return self.config.get(key, "-")
 
 
 @dataclass(frozen=True)
@@ -80,22 +60,6 @@ class Comparison:
     numbers: list[str]  # METRICS, and `seeds` where any row has more than one
     rows: list[Row]
     caption: str
-
-
-def read_runs(folders: Iterable[str | Path]) -> list[RunResult]:
-    """Every run below the folders: in the folders' order, then in the order they were started."""
-    runs: dict[Path, RunResult] = {}
-    for folder in map(Path, folders):
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder} is not a folder" if folder.exists() else f"no folder {folder}"
-            )
-        found = list(_run_folders(folder))
-        if not found:
-            raise UserError(f"no runs below {folder}: no folder there has a config.yaml")
-        for run in sorted(found, key=lambda run: ((run / "config.yaml").stat().st_mtime_ns, run)):
-            runs.setdefault(run.resolve(), _read_run(run))
-    return list(runs.values())
 
 
 def comparison(runs: Sequence[RunResult]) -> Table:
@@ -172,74 +136,6 @@ def show(value: Value) -> str:
     return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
 
 
-def _run_folders(top: Path) -> Iterator[Path]:
-    for folder, below, files in os.walk(top):
-        # Hidden: Hydra's .hydra/config.yaml, and caches beside the runs.
-        below[:] = [name for name in below if not name.startswith(".")]
-        if "config.yaml" in files:
-            below.clear()
-            yield Path(folder)
-
-
-def _read_run(folder: Path) -> RunResult:
-    config: dict[str, Value] = {}
-    reading = "config.yaml"
-    try:
-        config = _read_config(folder / reading)
-        reading = "summary.json"
-        if not (folder / reading).exists():
-            return RunResult(folder, "unfinished", config, {})
-        summary = json.loads((folder / reading).read_text(encoding="utf-8"))
-        if not isinstance(summary, dict) or summary.get("status") not in ("finished", "failed"):
-            raise ValueError("no status that is finished or failed")
-        if summary["status"] == "failed":
-            return RunResult(folder, "failed", config, {}, _one_line(summary.get("error") or ""))
-        return RunResult(
-            folder, "finished", config, {key: _number(summary, key) for key in METRICS}
-        )
-    except (OSError, ValueError, RecursionError) as error:
-        return RunResult(folder, "unreadable", config, {}, f"{reading}: {_one_line(error)}")
-
-
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())
-
-
-def _read_config(path: Path) -> dict[str, Value]:
-    import yaml  # here, for a quick `--help`
-
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError("not YAML") from error
-    config = dict(_flat(loaded)) if isinstance(loaded, dict) else {}
-    if not isinstance(config.get("defense"), str):
-        raise ValueError("names no defense")
-    return config
-
-
-def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
-    for key, value in tree.items():
-        path = prefix[:-1] if prefix and key == "name" else f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}.")
-        elif value is None or isinstance(value, str | int | float):
-            yield path, value
-        else:
-            yield path, json.dumps(value, default=str)
-
-
-def _number(summary: Mapping[str, Any], key: str) -> float | None:
-    if key not in summary:
-        raise ValueError(f"no {key}")
-    value = summary[key]
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{key} is {value!r}")
-    return float(value)
-
-
 def _varying_keys(runs: Sequence[RunResult]) -> list[str]:
     """Keys with more than one value: LEADING ones first, then in the configs' order.
 
@@ -311,6 +207,21 @@ def _caption(runs: Sequence[RunResult], keys: Sequence[str], repeated: bool) -> 
     return "; ".join([*parts, f"{', '.join(SHARES)} in %{spread}"])
 
 
+def print_runs(runs: Sequence[RunResult], markdown: bool = False) -> None:
+    """The table on stdout, and below it on stderr what is not in its averages."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an encoding without ± is no reason to stop
+    console = Console()
+    if not console.file.isatty():
+        console.width = 1000  # a file or pipe has no width to keep to
+    if markdown:
+        console.print(to_markdown(runs), end="", markup=False, highlight=False, soft_wrap=True)
+    else:
+        console.print(comparison(runs))
+    for line in notes(runs):
+        print(line, file=sys.stderr)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m fedbench.report", description="Prints a table of runs: defenses by setting."
@@ -323,17 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"fedbench.report: {error}", file=sys.stderr)
         return 2
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an encoding without ± is no reason to stop
-    console = Console()
-    if not console.file.isatty():
-        console.width = 1000  # a file or pipe has no width to keep to
-    if options.markdown:
-        console.print(to_markdown(runs), end="", markup=False, highlight=False, soft_wrap=True)
-    else:
-        console.print(comparison(runs))
-    for line in notes(runs):
-        print(line, file=sys.stderr)
+    print_runs(runs, markdown=options.markdown)
     return 0
 
 

@@ -11,13 +11,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
-from rich.console import Console
 
 from fedbench.config import RunConfig
 from fedbench.errors import one_line
-from fedbench.report import comparison, read_runs
+from fedbench.report import print_runs
 from fedbench.results import RunDir
 from fedbench.run import Plan
+from fedbench.runs import read_runs
 
 
 class Sweep(Callback):
@@ -42,7 +42,7 @@ class Sweep(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """The table; the program ends with an error if any run did."""
         started = [folder for folder in self.folders if folder.exists()]
-        Console().print(comparison(read_runs(started or [config.hydra.sweep.dir])))
+        print_runs(read_runs(started or [config.hydra.sweep.dir]))
         if any(RunDir(folder).finished() is None for folder in self.folders):
             sys.exit(1)
 

@@ -15,7 +15,8 @@ import yaml
 from rich.console import Console
 
 from fedbench.errors import UserError
-from fedbench.report import comparison, notes, read_runs, to_markdown
+from fedbench.report import comparison, notes, to_markdown
+from fedbench.runs import read_runs
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,0 +1,116 @@
+"""Reading run directories, as far as they can be read; `results.py` writes them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedbench.errors import UserError
+
+Value = str | int | float | None
+
+METRICS = ("BA", "MA", "TPR", "TNR", "AUC", "seconds")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run directory as far as it can be read."""
+
+    folder: Path
+    status: str  # finished | failed | unfinished | unreadable
+    config: Mapping[str, Value]  # flat: `attack` is the attack's name, `attack.x` its parameters
+    metrics: Mapping[str, float | None]  # all of METRICS for a finished run, else empty
+    reason: str = ""  # why it is not finished
+
+    def value(self, key: str) -> Value:
+        """The config's value; a dash where it has none, as for another attack's parameter."""
+        return self.config.get(key, "-")
+
+
+def read_runs(folders: Iterable[str | Path]) -> list[RunResult]:
+    """Every run below the folders: in the folders' order, then in the order they were started."""
+    runs: dict[Path, RunResult] = {}
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} is not a folder" if folder.exists() else f"no folder {folder}"
+            )
+        found = list(_run_folders(folder))
+        if not found:
+            raise UserError(f"no runs below {folder}: no folder there has a config.yaml")
+        for run in sorted(found, key=lambda run: ((run / "config.yaml").stat().st_mtime_ns, run)):
+            runs.setdefault(run.resolve(), _read_run(run))
+    return list(runs.values())
+
+
+def _run_folders(top: Path) -> Iterator[Path]:
+    for folder, below, files in os.walk(top):
+        # Hidden: Hydra's .hydra/config.yaml, and caches beside the runs.
+        below[:] = [name for name in below if not name.startswith(".")]
+        if "config.yaml" in files:
+            below.clear()
+            yield Path(folder)
+
+
+def _read_run(folder: Path) -> RunResult:
+    config: dict[str, Value] = {}
+    reading = "config.yaml"
+    try:
+        config = _read_config(folder / reading)
+        reading = "summary.json"
+        if not (folder / reading).exists():
+            return RunResult(folder, "unfinished", config, {})
+        summary = json.loads((folder / reading).read_text(encoding="utf-8"))
+        if not isinstance(summary, dict) or summary.get("status") not in ("finished", "failed"):
+            raise ValueError("no status that is finished or failed")
+        if summary["status"] == "failed":
+            return RunResult(folder, "failed", config, {}, _one_line(summary.get("error") or ""))
+        return RunResult(
+            folder, "finished", config, {key: _number(summary, key) for key in METRICS}
+        )
+    except (OSError, ValueError, RecursionError) as error:
+        return RunResult(folder, "unreadable", config, {}, f"{reading}: {_one_line(error)}")
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def _read_config(path: Path) -> dict[str, Value]:
+    import yaml  # here, for a quick `--help`
+
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError("not YAML") from error
+    config = dict(_flat(loaded)) if isinstance(loaded, dict) else {}
+    if not isinstance(config.get("defense"), str):
+        raise ValueError("names no defense")
+    return config
+
+
+def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
+    for key, value in tree.items():
+        path = prefix[:-1] if prefix and key == "name" else f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}.")
+        elif value is None or isinstance(value, str | int | float):
+            yield path, value
+        else:
+            yield path, json.dumps(value, default=str)
+
+
+def _number(summary: Mapping[str, Any], key: str) -> float | None:
+    if key not in summary:
+        raise ValueError(f"no {key}")
+    value = summary[key]
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{key} is {value!r}")
+    return float(value)
