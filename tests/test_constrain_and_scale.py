@@ -128,8 +128,10 @@ def test_craft_scales_each_row(
     m = len(rows)
     view = view_of(torch.zeros(rows.shape[1]), n_honest + m, m, server_lr)
     factor = (n_honest + m) / (server_lr * m) if isinstance(gamma, str) else gamma
-    sent = ConstrainAndScale(gamma=gamma).craft(torch.tensor(rows), view)
+    updates = torch.tensor(rows)
+    sent = ConstrainAndScale(gamma=gamma).craft(updates, view)
     assert sent.shape == rows.shape
+    assert torch.equal(updates, torch.tensor(rows))
     np.testing.assert_allclose(
         sent.numpy(), rows.astype(np.float64) * factor, rtol=1e-6, atol=1e-30
     )

@@ -536,8 +536,8 @@ def test_a_plugin_is_a_frozen_dataclass_with_a_docstring(kind: str, name: str) -
     cls = REGISTRIES[kind].get(name)
     assert dataclasses.is_dataclass(cls)
     assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    # A dataclass without a docstring of its own gets its signature for one.
-    assert kind == "tracker" or not (cls.__doc__ or f"{cls.__name__}(").startswith(cls.__name__)
+    signature = f"{cls.__name__}("  # what a dataclass without a docstring gets for one
+    assert kind == "tracker" or not (cls.__doc__ or signature).startswith(signature)
 
 
 @pytest.mark.parametrize(("kind", "name"), PLUGINS)
