@@ -12,6 +12,7 @@ of the malicious ones where the honest updates cancel out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class ConstrainAndScale(Attack):
         super().__post_init__()
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha must be between 0 and 1, got {self.alpha}")
-        if self.gamma != "auto" and (isinstance(self.gamma, str) or self.gamma <= 0):
+        if self.gamma != "auto" and (isinstance(self.gamma, str) or not 0 < self.gamma < math.inf):
             raise ValueError(f"gamma must be auto or a number above 0, got {self.gamma}")
 
     def objective(self, loss: Tensor, params: Sequence[Tensor], view: AttackView) -> Tensor:

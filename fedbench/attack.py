@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -54,7 +55,7 @@ class Attack:
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}")
-        if self.lr is not None and self.lr <= 0:
+        if self.lr is not None and not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be above 0, got {self.lr}")
 
     def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:

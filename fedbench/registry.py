@@ -34,7 +34,10 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[C], C]:
         def add(cls: C) -> C:
             known = self._classes.get(name)
-            if known is not None and known.__qualname__ != cls.__qualname__:
+            if known is not None and (known.__module__, known.__qualname__) != (
+                cls.__module__,
+                cls.__qualname__,
+            ):
                 raise ValueError(f"two {self.kind}s are called {name}: {known} and {cls}")
             self._classes[name] = cls
             return cls
@@ -43,24 +46,23 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Every name that `get` knows, without importing the plugins in a package."""
-        home = importlib.import_module(self.home)
-        in_tree = (
-            {module.name for module in pkgutil.iter_modules(home.__path__)}
-            if hasattr(home, "__path__")
-            else set()
-        )
-        names = in_tree | set(self._classes) | set(self._entry_points())
+        names = self._files() | set(self._classes) | set(self._entry_points())
         return sorted(name for name in names if not name.startswith("_"))
 
     def get(self, name: str) -> type[T]:
-        home = importlib.import_module(self.home)
-        if name not in self._classes:
-            if name in self._entry_points():
-                self._entry_points()[name].load()
-            elif hasattr(home, "__path__") and name in self.names():
-                importlib.import_module(f"{self.home}.{name}")
-        if name not in self._classes:
+        if name in self._classes:
+            return self._classes[name]
+        points = self._entry_points()
+        if name in self._files():
+            where = f"{self.home}.{name}"
+            importlib.import_module(where)
+        elif name in points:
+            where = points[name].value
+            points[name].load()
+        else:
             raise UserError(f"no {self.kind} is called {name!r}{nearest(name, self.names())}")
+        if name not in self._classes:
+            raise UserError(f"{where} registers no {self.kind} called {name}")
         return self._classes[name]
 
     def build(self, settings: Mapping[str, Any]) -> T:
@@ -72,20 +74,30 @@ class Registry(Generic[T]):
         name = fields.pop("name", None)
         if name is None:
             raise UserError(f"{self.kind} has no name{nearest('', self.names())}")
+        if not isinstance(name, str):
+            raise UserError(f"{self.kind}.name={name}: must be a word{nearest('', self.names())}")
         cls = self.get(name)
         known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         for key in fields:
             if key not in known:
                 raise UserError(f"{self.kind} {name} has no setting {key!r}{nearest(key, known)}")
+        built = OmegaConf.structured(cls)
+        OmegaConf.set_readonly(built, False)
+        for key, value in fields.items():  # one at a time: errors name the innermost key only
+            try:
+                built = OmegaConf.merge(built, {key: value})
+                OmegaConf.to_container(built, resolve=True)
+            except OmegaConfBaseException as error:
+                raise UserError(f"{self.kind}.{key}={value}: {first_line(error)}") from error
         try:
-            schema = OmegaConf.structured(cls)
-            OmegaConf.set_readonly(schema, False)
-            return OmegaConf.to_object(OmegaConf.merge(schema, fields))  # type: ignore[return-value]
-        except OmegaConfBaseException as error:
-            key = str(error.full_key)
-            raise UserError(f"{self.kind}.{key}={fields.get(key)}: {first_line(error)}") from error
+            return OmegaConf.to_object(built)  # type: ignore[return-value]
         except ValueError as error:
             raise UserError(f"{self.kind} {name}: {error}") from error
+
+    def _files(self) -> set[str]:
+        home = importlib.import_module(self.home)
+        found = pkgutil.iter_modules(getattr(home, "__path__", []))
+        return {module.name for module in found if not module.name.startswith("_")}
 
     def _entry_points(self) -> dict[str, Any]:
         return {point.name: point for point in entry_points(group=f"fedbench.{self.kind}s")}
