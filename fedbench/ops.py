@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 CHUNK = 1 << 16  # columns at a time: what float64 copies of them need stays small
+EXCHANGED = 1 << 21  # values at a time, of all rows together: about what a cache holds
 
 
 def pairwise_sq_dist(updates: Tensor) -> Tensor:
@@ -27,11 +30,46 @@ def pairwise_sq_dist(updates: Tensor) -> Tensor:
 
 
 def column_median(updates: Tensor) -> Tensor:
-    """Median of each column, the mean of the two middle values for even N: [N, P] -> [P]."""
+    """Median of each column, the mean of the two middle values for even N: [N, P] -> [P].
+
+    A sorting network exchanges whole rows by minimum and maximum: as exact as `sort`, and many
+    times faster on a tall stack of short columns.
+    """
     n = len(updates)
+    exchanges = _exchanges(n, wanted=frozenset(((n - 1) // 2, n // 2)))
     parts = []
-    for columns in updates.split(CHUNK, dim=1):
-        ordered = columns.sort(dim=0).values
-        lower, upper = ordered[(n - 1) // 2].double(), ordered[n // 2].double()
+    for columns in updates.split(EXCHANGED // n + 1, dim=1):
+        rows = [row.clone() for row in columns]
+        spare = torch.empty_like(rows[0])
+        for low, high in exchanges:
+            torch.minimum(rows[low], rows[high], out=spare)
+            torch.maximum(rows[low], rows[high], out=rows[high])
+            rows[low], spare = spare, rows[low]
+        lower, upper = rows[(n - 1) // 2].double(), rows[n // 2].double()  # no overflow
         parts.append(((lower + upper) / 2).to(updates.dtype))
     return torch.cat(parts)
+
+
+@lru_cache(maxsize=8)
+def _exchanges(n: int, wanted: frozenset[int]) -> tuple[tuple[int, int], ...]:
+    """The exchanges of Batcher's odd-even merge sort of n rows that decide the `wanted` ranks.
+
+    Batcher, Sorting networks and their applications, 1968.
+    """
+    exchanges = []
+    size = 1
+    while size < n:
+        step = size
+        while step:
+            for start in range(step % size, n - step, 2 * step):
+                for low in range(start, min(start + step, n - step)):
+                    if low // (2 * size) == (low + step) // (2 * size):
+                        exchanges.append((low, low + step))
+            step //= 2
+        size *= 2
+    needed, kept = set(wanted), []
+    for low, high in reversed(exchanges):
+        if low in needed or high in needed:
+            needed |= {low, high}
+            kept.append((low, high))
+    return tuple(reversed(kept))
