@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from fedbench.config import RunConfig, register_schema
-from fedbench.errors import one_line
+from fedbench.errors import UserError, one_line
 
 
 @hydra.main(config_path="pkg://fedbench.conf", config_name="config", version_base="1.3")
@@ -46,6 +46,8 @@ def main() -> None:
         compose_and_run()
     except KeyboardInterrupt:
         sys.exit(130)
+    except ValueError as error:  # so Hydra tells a few mistakes, such as `defense=null`
+        _tell(UserError(f"{error}, in {' '.join(sys.argv[1:])}"))
     except Exception as error:
         _tell(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedbench.errors import UserError
 from fedbench.registry import Registry
 
 if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before it is
@@ -17,7 +19,12 @@ if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before
 
     from fedbench.population import Order, Population
 
+ACCELERATORS = ("cpu", "cuda", "mps", "auto")
 PRECISIONS = ("32-true", "bf16-mixed", "64-true")
+
+# Else Lightning tells of every process that it starts. Here, so that those processes hear it too.
+for package in ("lightning.fabric", "lightning.pytorch"):
+    logging.getLogger(f"{package}.utilities").setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,8 @@ class Executor(ABC):
             raise ValueError(
                 f"devices and threads must be at least 1, got {self.devices}, {self.threads}"
             )
+        if self.accelerator not in ACCELERATORS:
+            raise ValueError(f"accelerator must be one of {ACCELERATORS}, got {self.accelerator!r}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
 
@@ -42,12 +51,15 @@ class Executor(ABC):
 
         # Processes that run a function, not the command line again, which may be a whole sweep's.
         strategy = "auto" if self.devices == 1 else "ddp_spawn"
-        return Fabric(
-            accelerator=self.accelerator,
-            strategy=strategy,
-            devices=self.devices,
-            precision=self.precision,  # type: ignore[arg-type]
-        )
+        try:
+            return Fabric(
+                accelerator=self.accelerator,
+                strategy=strategy,
+                devices=self.devices,
+                precision=self.precision,  # type: ignore[arg-type]
+            )
+        except RuntimeError as error:
+            raise UserError(f"executor.accelerator={self.accelerator}: {error}") from error
 
     @abstractmethod
     def train(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,10 +89,22 @@ def run(config: RunConfig) -> Record:
     if finished is not None:
         display.close(finished, skipped=True)
         return finished
-    outcome = plan.executor.fabric().launch(_on_rank, config)  # type: ignore[arg-type]
+    try:
+        outcome = plan.executor.fabric().launch(_on_rank, config)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        _interrupt_children()
+        raise
     if isinstance(outcome, UserError):
         raise outcome
     return outcome  # type: ignore[no-any-return]
+
+
+def _interrupt_children() -> None:
+    """A terminal interrupts all processes of a command, but `kill -INT` only the one named."""
+    for child in multiprocessing.active_children():
+        child.join(2)
+        if child.is_alive() and child.pid is not None:
+            os.kill(child.pid, signal.SIGINT)
 
 
 def _on_rank(fabric: Fabric, config: RunConfig) -> Record | UserError | None:
@@ -113,7 +128,11 @@ def _on_rank(fabric: Fabric, config: RunConfig) -> Record | UserError | None:
             federation = Federation(population, workforce, plan.defense)
             with plan.folder.locked():
                 # Another process may have finished it while this one waited for the lock.
-                return plan.folder.finished() or _rounds(plan, federation)
+                finished = plan.folder.finished()
+                if finished is None:
+                    return _rounds(plan, federation)
+                Display(config.title, config.rounds).close(finished, skipped=True)
+                return finished
         finally:
             workforce.dismiss()
     except UserError as error:

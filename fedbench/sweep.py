@@ -42,7 +42,8 @@ class Sweep(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """The table; the program ends with an error if any run did."""
         started = [folder for folder in self.folders if folder.exists()]
-        print_runs(read_runs(started or [config.hydra.sweep.dir]))
+        if started or not self.folders:
+            print_runs(read_runs(started or [config.hydra.sweep.dir]))
         if any(RunDir(folder).finished() is None for folder in self.folders):
             sys.exit(1)
 
