@@ -100,11 +100,15 @@ class Workforce:
         self.executor = executor
         self.fabric = fabric
         self.population = population
+        self.training = False
 
     def train(self, order: Order) -> tuple[Tensor, Tensor]:
         """Updates [N, P] and buffers [N, Q] of the order's clients, in the order of its jobs."""
+        self.training = True
         self._exchange(order)
-        return self._train_share(order)
+        updates, buffers = self._train_share(order)
+        self.training = False
+        return updates, buffers
 
     def serve(self) -> None:
         """Trains this rank's share of every order, until the server sends none."""
@@ -112,7 +116,9 @@ class Workforce:
             self._train_share(order)
 
     def dismiss(self) -> None:
-        self._exchange(None)
+        """Ends `serve`; not after a failure in training, where nobody waits for an order."""
+        if not self.training:
+            self._exchange(None)
 
     def _exchange(self, order: Order | None) -> Order | None:
         """What rank 0 holds, on every rank."""

@@ -84,10 +84,7 @@ class Plan:
 def run(config: RunConfig) -> Record:
     """The summary of the run: a finished one is read, an interrupted one goes on where it was."""
     plan = Plan.of(config)
-    display = Display(config.title, config.rounds)
-    finished = plan.folder.finished()
-    if finished is not None:
-        display.close(finished, skipped=True)
+    if (finished := _finished(plan)) is not None:
         return finished
     try:
         outcome = plan.executor.fabric().launch(_on_rank, config)  # type: ignore[arg-type]
@@ -97,6 +94,14 @@ def run(config: RunConfig) -> Record:
     if isinstance(outcome, UserError):
         raise outcome
     return outcome  # type: ignore[no-any-return]
+
+
+def _finished(plan: Plan) -> Record | None:
+    """The summary of a run that is finished already, and a line that says so."""
+    summary = plan.folder.finished()
+    if summary is not None:
+        Display(plan.config.title, plan.config.rounds).close(summary, skipped=True)
+    return summary
 
 
 def _interrupt_children() -> None:
@@ -128,11 +133,7 @@ def _on_rank(fabric: Fabric, config: RunConfig) -> Record | UserError | None:
             federation = Federation(population, workforce, plan.defense)
             with plan.folder.locked():
                 # Another process may have finished it while this one waited for the lock.
-                finished = plan.folder.finished()
-                if finished is None:
-                    return _rounds(plan, federation)
-                Display(config.title, config.rounds).close(finished, skipped=True)
-                return finished
+                return _finished(plan) or _rounds(plan, federation)
         finally:
             workforce.dismiss()
     except UserError as error:

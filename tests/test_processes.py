@@ -21,6 +21,7 @@ from end_to_end import (
     run_folders,
     start,
     succeed,
+    summary,
     wait,
 )
 
@@ -215,3 +216,28 @@ def small_config() -> RunConfig:
         tracker={"name": "none"},
     )
     return replace(config, n_clients=5, pmr=0.4, local_epochs=1)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_client_that_raises_ends_the_run_as_failed(devices: int, tmp_path: Path) -> None:
+    """Only one of the processes trains that client; the other must not wait for it forever."""
+    (tmp_path / "theirs.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(784, 10))\n"
+        "    def forward(self, x):\n"
+        "        if self.training and torch.distributed.is_initialized():\n"
+        "            assert torch.distributed.get_rank() == 0, 'out of order'\n"
+        "        assert not self.training or torch.distributed.is_initialized(), 'out of order'\n"
+        "        return super().forward(x)\n"
+    )
+    command = [f"executor.devices={devices}", "model=custom", "model.target=theirs.Net"]
+    ended = fedbench(*command, cwd=tmp_path)
+    assert ended.code == 1
+    assert "out of order" in "".join(ended.err)
+    folder = run_folder(tmp_path / "runs")
+    if devices == 1:
+        assert summary(folder)["status"] == "failed"
+    else:  # the process that keeps the run was ended with the one that failed
+        assert not (folder / "summary.json").exists()
