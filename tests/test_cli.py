@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -265,10 +264,6 @@ def test_a_sweep_file_is_checked_and_run(tmp_path: Path) -> None:
     assert len(run_folders(tmp_path / "runs")) == 2
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is None,
-    reason="hydra-joblib-launcher is not installed",
-)
 def test_a_sweep_on_the_joblib_launcher(tmp_path: Path) -> None:
     launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     ended = succeed("-m", *launcher, "defense=krum,median", "rounds=1", cwd=tmp_path)

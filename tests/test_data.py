@@ -290,6 +290,17 @@ def test_every_changed_byte_is_an_error(tmp_path: Path) -> None:
         (gzip.compress(bytes(80))[:-8] + bytes(8), "damaged gzip data"),
         (gzip.compress(idx_bytes(torch.zeros(1, 1, 1))) + b"tail", "damaged gzip data"),
     ],
+    ids=[
+        "empty",
+        "a page",
+        "one dimension",
+        "floats",
+        "no elements",
+        "too many",
+        "no gzip",
+        "wrong checksum",
+        "a tail",
+    ],
 )
 def test_other_content_is_an_error(tmp_path: Path, data: bytes, said: str) -> None:
     path = tmp_path / "other"
