@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before
     from fedbench.population import Order, Population
 
 ACCELERATORS = ("cpu", "cuda", "mps", "auto")
-PRECISIONS = ("32-true", "bf16-mixed", "64-true")
+PRECISIONS = ("32-true", "bf16-mixed")
 
 # Else Lightning tells of every process that it starts. Here, so that those processes hear it too.
 for package in ("lightning.fabric", "lightning.pytorch"):
