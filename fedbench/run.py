@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,10 +107,14 @@ def _finished(plan: Plan) -> Record | None:
 
 def _interrupt_children() -> None:
     """A terminal interrupts all processes of a command, but `kill -INT` only the one named."""
-    for child in multiprocessing.active_children():
-        child.join(2)
-        if child.is_alive() and child.pid is not None:
-            os.kill(child.pid, signal.SIGINT)
+    children = multiprocessing.active_children()
+    for patience, number in ((2, signal.SIGINT), (10, signal.SIGTERM)):
+        deadline = time.monotonic() + patience
+        for child in children:
+            child.join(max(deadline - time.monotonic(), 0))
+        for child in children:
+            if child.is_alive() and child.pid is not None:
+                os.kill(child.pid, number)
 
 
 def _on_rank(fabric: Fabric, config: RunConfig) -> Record | UserError | None:
@@ -117,6 +122,9 @@ def _on_rank(fabric: Fabric, config: RunConfig) -> Record | UserError | None:
     from fedbench.federation import Federation
     from fedbench.population import Population
 
+    if fabric.global_rank > 0:
+        # Rank 0 must not take the end of another rank for a failure of the run: it goes first.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     plan = Plan.of(config)
     torch.set_num_threads(plan.executor.threads)
     try:
