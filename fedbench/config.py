@@ -88,9 +88,9 @@ class RunConfig:
         for key in ("n_clients", "rounds", "local_epochs", "batch_size"):
             self._require(key, getattr(self, key) >= 1, "at least 1")
         for key in ("pretrain_rounds", "attack_start", "seed", "momentum", "weight_decay"):
-            self._require(key, 0 <= getattr(self, key) < math.inf, "0 or more")
+            self._require(key, 0 <= getattr(self, key) < math.inf, "0 or more, and finite")
         for key in ("lr", "server_lr", "dirichlet_alpha"):
-            self._require(key, 0 < getattr(self, key) < math.inf, "above 0")
+            self._require(key, 0 < getattr(self, key) < math.inf, "above 0, and finite")
         self._require("pool", self.pool_size >= self.n_clients, f"n_clients={self.n_clients} up")
         self._require("partition", self.partition in PARTITIONS, f"one of {', '.join(PARTITIONS)}")
         named = self.name not in ("", ".", "..") and "/" not in self.name
