@@ -5,7 +5,8 @@ https://arxiv.org/abs/1803.01498
     update_p = median_i u_ip, for every coordinate p
 
 For an even number of clients the median is the mean of the two middle values (`torch.median` takes
-the lower one). It judges no client: TPR and TNR are not defined for it.
+the lower one). It judges no client: TPR and TNR are not defined for it. Batch-norm statistics are
+averaged, as for every rule: a way in for an attacker that the paper, without batch norm, lacks.
 """
 
 from __future__ import annotations

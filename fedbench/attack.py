@@ -42,7 +42,7 @@ class Attack:
     """Three moments, each optional: poison the data, change the objective, craft the updates.
 
     Subclasses are frozen dataclasses whose fields are hyper-parameters. An attack is stateless and
-    sees its own clients only, unless it says `omniscient`.
+    sees its own clients only.
     """
 
     version: ClassVar[int] = 1  # raise it when the same input gives another output

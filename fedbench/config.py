@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.errors import UserError, nearest
 
+RESULTS = 1  # raise it when the harness gives other numbers for the same settings
 PARTITIONS = ("main_class", "dirichlet")
 # Neither where things lie, nor how a run is watched or spread over devices, changes its numbers.
 NO_EFFECT = ("name", "out", "tracker", "executor.devices", "dataset.root")
@@ -102,12 +103,13 @@ class RunConfig:
 
     def run_id(self, versions: dict[str, int]) -> str:
         """The defense and a short hash of what affects the result."""
-        settings = {**self._without(NO_EFFECT), "versions": versions}
+        settings = {**self._without(NO_EFFECT), "versions": versions, "results": RESULTS}
         return f"{self.defense['name']}-{_digest(settings)}"
 
     def pretrain_id(self) -> str:
         """A short hash of what the benign rounds before round 0 depend on."""
-        return _digest(self._without(NO_EFFECT + NO_EFFECT_BEFORE_ROUND_0))
+        settings = self._without(NO_EFFECT + NO_EFFECT_BEFORE_ROUND_0)
+        return _digest({**settings, "results": RESULTS})
 
     def _without(self, keys: tuple[str, ...]) -> dict[str, Any]:
         settings = asdict(self) | {"pool": self.pool_size}
@@ -115,6 +117,11 @@ class RunConfig:
             group, _, field_name = key.rpartition(".")
             (settings[group] if group else settings).pop(field_name, None)
         return settings
+
+
+def share(rate: float, n: int) -> int:
+    """`rate` of n, rounded; a half is rounded up."""
+    return int(rate * n + 0.5)
 
 
 def _digest(settings: dict[str, Any]) -> str:

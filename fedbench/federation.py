@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbench.defense import Aggregate, Defense, ServerView, mean_of
+from fedbench.defense import Aggregate, Defense, ServerView
 from fedbench.errors import UserError
 from fedbench.executors import Workforce
 from fedbench.metrics import Probe, accuracy, auc, mean, rates
@@ -56,12 +56,15 @@ class Federation:
         order = self._order(start)
         updates, buffers = self.workforce.train(order)
         server_lr = self.population.config.server_lr
-        params = start.params + server_lr * updates.mean(dim=0)
+        params, buffers = start.params + server_lr * updates.mean(dim=0), buffers.mean(dim=0)
+        if not _finite(params) or not _finite(buffers):
+            lr = self.population.config.lr
+            raise UserError(f"lr={lr}: pretraining diverges, choose a smaller one")
         return replace(
             start,
             next_round=start.next_round + 1,
             params=params,
-            buffers=buffers.mean(dim=0),
+            buffers=buffers,
             initial_params=params,
         )
 
@@ -73,13 +76,14 @@ class Federation:
         screened = self._screen(updates, buffers, self._craft(order, updates))
         clock.append(time.perf_counter())
         aggregate, state = self._aggregate(start, order, screened)
-        end = self._apply(start, screened, aggregate, state)
+        end, applied = self._apply(start, screened, aggregate, state)
         clock.append(time.perf_counter())
         scores = self._evaluate(end)
         clock.append(time.perf_counter())
         steps = zip(("train", "aggregate", "evaluate"), clock, clock[1:], strict=False)
         clients = _client_records(order.jobs, aggregate, screened.refused)
-        return end, self._record(order, scores, clients, {s: b - a for s, a, b in steps})
+        seconds = {step: after - before for step, before, after in steps}
+        return end, self._record(order, applied, scores, clients, seconds)
 
     def _order(self, start: Checkpoint) -> Order:
         jobs = self.population.select(start.next_round)
@@ -123,14 +127,15 @@ class Federation:
         self, start: Checkpoint, order: Order, screened: Screened
     ) -> tuple[Aggregate, Any]:
         """The defense's verdict on the rows that passed, spread over all N rows."""
-        n = len(order.jobs)
-        passed = torch.tensor([i for i in range(n) if i not in screened.refused], dtype=torch.long)
+        n, device = len(order.jobs), screened.updates.device
+        passed = torch.tensor([i for i in range(n) if i not in screened.refused], device=device)
+        passed = passed.long()
         if not self._can_judge(len(passed)):  # too many were refused: the global model stays
-            nobody = torch.zeros(n, dtype=torch.bool)
-            return mean_of(screened.updates, nobody), start.defense_state
+            nothing = Aggregate(torch.zeros_like(start.params), start.params.new_zeros(n))
+            return nothing, start.defense_state
         view = ServerView(
             index=order.index,
-            client_ids=torch.tensor([order.jobs[i].client for i in passed]),
+            client_ids=torch.tensor([order.jobs[i].client for i in passed], device=device),
             global_params=start.params,
             initial_params=start.initial_params,
             layers=self.population.layout.layers,
@@ -138,19 +143,14 @@ class Federation:
         )
         updates = screened.updates if len(passed) == n else screened.updates[passed]
         aggregate, state = self.defense.aggregate(updates, start.defense_state, view)
-        _check_shapes(aggregate, updates)
-        if len(passed) == n:
-            return aggregate, state
+        aggregate = _checked(aggregate, updates)
 
-        def spread(values: Tensor) -> Tensor:
-            return values.new_zeros(n).index_copy(0, passed, values)
+        def spread(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.new_zeros(n).index_copy(0, passed, values)
 
-        return replace(
-            aggregate,
-            weights=spread(aggregate.weights),
-            accepted=None if aggregate.accepted is None else spread(aggregate.accepted),
-            scores=None if aggregate.scores is None else spread(aggregate.scores),
-        ), state
+        weights = start.params.new_zeros(n).index_copy(0, passed, aggregate.weights)
+        accepted, scores = spread(aggregate.accepted), spread(aggregate.scores)
+        return Aggregate(aggregate.update, weights, accepted, scores), state
 
     def _can_judge(self, n: int) -> bool:
         try:
@@ -161,25 +161,21 @@ class Federation:
 
     def _apply(
         self, start: Checkpoint, screened: Screened, aggregate: Aggregate, state: Any
-    ) -> Checkpoint:
+    ) -> tuple[Checkpoint, bool]:
         """global += server_lr * update, the same rule for every defense.
 
-        An update that would break the model (finite rows can add up to infinity) is not applied.
+        Says whether it was applied: not if nobody has a share in it, and not if it would break the
+        model (finite rows can add up to infinity). The defense then forgets the round, too.
         """
-        params = start.params + self.population.config.server_lr * aggregate.update
-        buffers = start.buffers
+        end = replace(start, next_round=start.next_round + 1)
         total = aggregate.weights.sum()
-        if total > 0:
-            buffers = (aggregate.weights @ screened.buffers) / total  # over the accepted clients
+        if total == 0:
+            return replace(end, defense_state=state), False
+        params = start.params + self.population.config.server_lr * aggregate.update
+        buffers = (aggregate.weights @ screened.buffers) / total  # over the accepted clients
         if not _finite(params) or not _finite(buffers):
-            params, buffers = start.params, start.buffers
-        return replace(
-            start,
-            next_round=start.next_round + 1,
-            params=params,
-            buffers=buffers,
-            defense_state=state,
-        )
+            return end, False
+        return replace(end, params=params, buffers=buffers, defense_state=state), True
 
     def _evaluate(self, end: Checkpoint) -> tuple[float | None, list[float | None]]:
         """MA, and the BA of each backdoor."""
@@ -194,6 +190,7 @@ class Federation:
     def _record(
         self,
         order: Order,
+        applied: bool,
         scores: tuple[float | None, list[float | None]],
         clients: list[Record],
         seconds: dict[str, float],
@@ -203,7 +200,8 @@ class Federation:
         scored = [client for client in clients if client["score"] is not None]
         return {
             "round": order.index,
-            "attacked": self.population.attacked(order.index),
+            "attacked": any(job.malicious for job in order.jobs),
+            "applied": applied,
             "MA": ma,
             "BA": mean(ba),
             "TPR": tpr,
@@ -237,11 +235,23 @@ def _client_records(
     return records
 
 
-def _check_shapes(aggregate: Aggregate, updates: Tensor) -> None:
-    """A defense that breaks the contract is told so, before it breaks the model."""
+def _checked(aggregate: Aggregate, updates: Tensor) -> Aggregate:
+    """The aggregate in the updates' own type and place; a broken contract is a UserError."""
     n, p = updates.shape
     wanted = {"update": (p,), "weights": (n,), "accepted": (n,), "scores": (n,)}
     for name, shape in wanted.items():
         value = getattr(aggregate, name)
-        if value is not None and tuple(value.shape) != shape:
-            raise UserError(f"the defense's {name} must be of shape {shape}, got {value.shape}")
+        if value is None and name in ("accepted", "scores"):
+            continue
+        if value is None or tuple(value.shape) != shape:
+            found = None if value is None else tuple(value.shape)
+            raise UserError(f"the defense's {name} must be of shape {shape}, got {found}")
+        if name in ("weights", "scores") and value.isnan().any():
+            raise UserError(f"the defense's {name} must not be NaN, got {value.tolist()}")
+    accepted, scores = aggregate.accepted, aggregate.scores
+    return Aggregate(
+        update=aggregate.update.to(updates),
+        weights=aggregate.weights.to(updates),
+        accepted=None if accepted is None else accepted.to(updates.device, torch.bool),
+        scores=None if scores is None else scores.to(updates.device),
+    )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedbench.attack import Attack, AttackView, Poisoning
 from fedbench.backdoors import Backdoor
 from fedbench.client import Classifier, train
-from fedbench.config import RunConfig
+from fedbench.config import RunConfig, share
 from fedbench.data import Dataset
 from fedbench.partition import by_dirichlet, by_main_class
 from fedbench.rng import derive, generator, numpy_generator
@@ -66,10 +66,6 @@ class Population:
         self.malicious = order[:n_malicious].tolist()  # a larger pmr adds to those of a smaller
         self.honest = sorted(order[n_malicious:].tolist())
 
-    def attacked(self, index: int) -> bool:
-        """Whether the malicious clients attack in this round; until then they are honest."""
-        return self.attack.active and index >= self.config.attack_start and bool(self.malicious)
-
     def select(self, index: int) -> list[Job]:
         """The clients of a round, by id, a share pmr of them malicious.
 
@@ -83,7 +79,7 @@ class Population:
         n_malicious = min(share(self.config.pmr, n), len(self.malicious))
         poisoned = set(_draw(self.malicious, n_malicious, rng))
         honest = _draw(self.honest, n - n_malicious, rng)
-        attacked = self.attacked(index)
+        attacked = self.attack.active and index >= self.config.attack_start  # honest until then
         return [
             Job(client, malicious=attacked and client in poisoned)
             for client in sorted([*poisoned, *honest])
@@ -138,11 +134,6 @@ class Population:
             server_lr=self.config.server_lr,
             rng=rng,
         )
-
-
-def share(rate: float, n: int) -> int:
-    """`rate` of n, rounded; a half is rounded up."""
-    return int(rate * n + 0.5)
 
 
 def _draw(items: Sequence[int], n: int, rng: torch.Generator) -> list[int]:

@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedbench.config import NO_EFFECT
 from fedbench.console import percent
 from fedbench.errors import UserError
 from fedbench.runs import METRICS, RunResult, Value, read_runs
 
 SHARES = METRICS[:-1]  # shown in per cent
-# How a run is kept, shown or computed, not what it is: these never make two runs differ.
-BOOKKEEPING = frozenset({"name", "out", "tracker", "executor", "hydra", "seed"})
+BOOKKEEPING = frozenset({*NO_EFFECT, "seed"})  # these never make two runs differ
 # What a reader asks first of a setting; the caption names those that all runs share.
 LEADING = ("dataset", "model", "attack", "pmr", "pdr", "non_iid", "n_clients", "rounds")
 
@@ -127,7 +127,7 @@ def notes(runs: Sequence[RunResult]) -> list[str]:
         if run.status != "finished":
             lines.append(f"{run.status}: {run.folder}" + (f": {run.reason}" if run.reason else ""))
         elif run.folder not in counted:
-            lines.append(f"not counted: {run.folder}: another run has its settings and seed")
+            lines.append(f"not counted: {run.folder}: a newer run has its settings and seed")
     return lines
 
 
@@ -149,7 +149,8 @@ def _varying_keys(runs: Sequence[RunResult]) -> list[str]:
         seen: dict[tuple[Value, ...], set[Value]] = {}
         for run in runs:
             seen.setdefault(tuple(map(run.value, groups)), set()).add(run.value(key))
-        if steps[0] not in BOOKKEEPING and any(len(values) > 1 for values in seen.values()):
+        counts = BOOKKEEPING.isdisjoint([*groups, key])
+        if counts and any(len(values) > 1 for values in seen.values()):
             varying.append(key)
     rank = {key: place for place, key in enumerate(LEADING)}
     return sorted(varying, key=lambda key: rank.get(_group(key), len(rank)))
@@ -167,10 +168,14 @@ def _defense_label(run: RunResult, runs: Sequence[RunResult]) -> str:
 
 
 def _one_a_seed(runs: Sequence[RunResult]) -> tuple[RunResult, ...]:
-    """Without repetitions of a seed, which would pass for more evidence; finished ones go first."""
+    """Without repetitions of a seed, which would pass for more evidence.
+
+    Finished runs go first, and of these the newest: its plugins may be of a later version.
+    """
     by_seed: dict[Value, RunResult] = {}
-    for run in sorted(runs, key=lambda run: run.status != "finished"):
-        by_seed.setdefault(run.value("seed"), run)
+    for run in runs:
+        if run.status == "finished" or run.value("seed") not in by_seed:
+            by_seed[run.value("seed")] = run
     return tuple(by_seed.values())
 
 

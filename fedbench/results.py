@@ -73,6 +73,11 @@ class RunDir:
             return None
         checkpoint = load_checkpoint(self.checkpoint_file)
         lines = self.rounds_file.read_bytes().splitlines(keepends=True)[: checkpoint.next_round]
+        if len(lines) < checkpoint.next_round:
+            raise UserError(
+                f"{self.rounds_file} has {len(lines)} rounds, its checkpoint "
+                f"{checkpoint.next_round}; delete {self.path} to start over"
+            )
         write_atomically(self.rounds_file, lambda file: file.writelines(lines))
         return checkpoint
 

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import torch
 
 from fedbench.attack import ATTACKS, Attack
 from fedbench.backdoors import BACKDOORS, Backdoor
-from fedbench.config import RunConfig
+from fedbench.config import RunConfig, share
 from fedbench.console import Display
 from fedbench.data import DATASETS, Dataset, DataSource
 from fedbench.defense import DEFENSES, Defense
@@ -74,6 +74,8 @@ class Plan:
             plan.defense.check(config.n_clients)
         except ValueError as error:
             raise UserError(f"defense {config.defense['name']}: {error}") from error
+        if attack.active and config.pmr > 0 and not share(config.pmr, config.n_clients):
+            raise UserError(f"pmr={config.pmr}: of n_clients={config.n_clients} that is no client")
         return plan
 
     @property
@@ -170,13 +172,14 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
         config=asdict(config),
         directory=folder.path,
         first_round=first_round,
+        earlier=tuple(folder.rounds()),
     )
     with Display(config.title, config.rounds, first_round) as display:
-        session = Session()  # the tracker's own is opened later: the first round should not wait
+        session: Session | None = None  # opened late: the first round should not wait for it
 
         def end(summary: Record) -> Record:
             folder.finish(summary)
-            session.finish(summary)
+            (session or plan.tracker.open(about, display.say)).finish(summary)
             display.close(summary)
             return summary
 
@@ -185,8 +188,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
             while state.next_round < config.rounds:
                 state, record = federation.round(state)
                 folder.record(record)
-                if state.next_round == first_round + 1:
-                    session = plan.tracker.open(about, display.say)
+                session = session or plan.tracker.open(about, display.say)
                 session.round(record)
                 folder.checkpoint(state)
                 display.round(record)
@@ -207,6 +209,6 @@ def _pretrained(config: RunConfig, federation: Federation, display: Display) -> 
             state = load_checkpoint(path)
         while state.next_round < 0:
             state = federation.pretrain(state)
-            save_checkpoint(path, state)
+            save_checkpoint(path, replace(state, defense_state=None))  # other defenses read it too
             display.pretrain(config.pretrain_rounds + state.next_round, config.pretrain_rounds)
-    return state
+    return replace(state, defense_state=federation.defense.init())

@@ -43,6 +43,7 @@ class RunInfo:
     config: Mapping[str, Any]  # resolved
     directory: Path
     first_round: int = 0  # above 0: an interrupted run goes on from here
+    earlier: tuple[Mapping[str, Any], ...] = ()  # the records of the rounds before that
 
 
 class Session:
@@ -107,7 +108,7 @@ class WandbSession(Session):
         self.over = False  # nothing more is taken in
         self.abandoned = False  # the thread hangs and was left behind
         self.inbox: SimpleQueue[Callable[[wandb.Run], object] | None] = SimpleQueue()
-        self.clients: list[list[Any]] = []
+        self.clients = [row for record in run.earlier for row in client_rows(record)]
         self.thread = Thread(target=self._work, name="wandb", daemon=True)
         self.thread.start()
 

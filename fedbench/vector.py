@@ -12,7 +12,8 @@ class Layout:
     """Where each parameter of a module stands in P, and each float buffer in Q.
 
     P holds all trainable parameters in `named_parameters` order (a tied parameter once); Q the
-    floating-point buffers, such as batch-norm statistics, in `named_buffers` order.
+    floating-point buffers, such as batch-norm statistics, in `named_buffers` order. Other buffers,
+    such as batch norm's counter, start every client's training as they were at first.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -23,6 +24,8 @@ class Layout:
         self.n_buffers = sum(b.numel() for b in buffers.values())
         self._params = tuple(params.values())
         self._buffers = tuple(buffers.values())
+        counters = [b for _, b in module.named_buffers() if not b.is_floating_point()]
+        self._counters = [(counter, counter.clone()) for counter in counters]
 
     @property
     def params(self) -> tuple[nn.Parameter, ...]:
@@ -41,6 +44,8 @@ class Layout:
         """Loads [P] and [Q] into the module."""
         _write(self._params, params)
         _write(self._buffers, buffers)
+        for counter, start in self._counters:  # one client's count must not reach the next
+            counter.copy_(start)
 
 
 def _slices(tensors: Mapping[str, Tensor]) -> dict[str, slice]:

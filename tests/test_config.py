@@ -120,6 +120,13 @@ def test_what_does_not_affect_the_result_keeps_the_run_id(override: str) -> None
     assert run_id(override) == run_id()
 
 
+def test_a_share_of_malicious_clients_that_rounds_to_nobody_is_told() -> None:
+    with pytest.raises(UserError, match=r"pmr=0.01: of n_clients=30 that is no client"):
+        Plan.of(config("pmr=0.01"))
+    Plan.of(config("pmr=0.01", "attack=none"))
+    Plan.of(config("pmr=0"))
+
+
 def test_a_plugin_with_a_new_version_makes_a_new_run(monkeypatch: pytest.MonkeyPatch) -> None:
     before = run_id()
     monkeypatch.setattr(type(Plan.of(config()).defense), "version", 2)

@@ -72,8 +72,7 @@ def test_readme_commands_run(clone: Path) -> None:
 def test_the_defense_of_the_readme_runs(clone: Path) -> None:
     text = (ROOT / "README.md").read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    imports = "from dataclasses import dataclass\nfrom fedbench.defense import *\n"
-    (clone / "defenses" / "mine.py").write_text(imports + block)
+    (clone / "defenses" / "mine.py").write_text(block)
     (clone / "conf" / "defense" / "mine.yaml").write_text("name: mine")
     done = run("-m fedbench defense=mine", clone, *SMALL)
     assert done.returncode == 0, done.stderr

@@ -158,6 +158,7 @@ def test_when_every_row_is_refused_the_global_model_stays(federation: Make) -> N
     end, record = made.round(start(made))
     assert torch.equal(end.params, start(made).params)
     assert all(client["weight"] == 0 for client in record["clients"])
+    assert record["applied"] is False
     assert record["MA"] > 0
 
 
@@ -166,7 +167,50 @@ def test_too_few_rows_left_for_krum_keep_the_global_model(federation: Make) -> N
     made = federation(krum, Hostile(rows=lambda u: u * torch.nan), pmr=0.67)  # 2 of 6 are left
     end, record = made.round(start(made))
     assert torch.equal(end.params, start(made).params)
-    assert [client["accepted"] for client in record["clients"]] == [False] * 6
+    assert [client["accepted"] for client in record["clients"]] == [None] * 6, "nobody was judged"
+    assert (record["TPR"], record["TNR"], record["applied"]) == (None, None, False)
+
+
+def test_an_update_that_adds_up_to_infinity_is_not_applied_and_forgotten(federation: Make) -> None:
+    made = federation(Spy(), Hostile(rows=lambda u: torch.full_like(u, 3e38)))
+    begin = start(made)
+    end, record = made.round(begin)
+    assert torch.equal(end.params, begin.params)
+    assert record["applied"] is False
+    assert end.defense_state is None
+
+
+def test_a_defense_may_compute_in_another_type(federation: Make) -> None:
+    @dataclass(frozen=True)
+    class Double(Defense):
+        def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Any, Any]:
+            wide = updates.double()
+            share = torch.full((len(wide),), 1 / len(wide), dtype=torch.float64)
+            return Aggregate(share @ wide, share, share > 0, share), state
+
+    made = federation(Double(), network=TestBatchNorm.network())
+    end, record = made.round(start(made))
+    assert end.params.dtype == end.buffers.dtype == torch.float32
+    assert record["applied"] is True
+
+
+def test_a_score_that_is_not_a_number_is_told(federation: Make) -> None:
+    @dataclass(frozen=True)
+    class Lost(Defense):
+        def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Any, Any]:
+            everyone = torch.ones(len(updates), dtype=torch.bool)
+            return mean_of(updates, everyone, updates[:, 0] * torch.nan), state
+
+    made = federation(Lost())
+    with pytest.raises(UserError, match="scores must not be NaN"):
+        made.round(start(made))
+
+
+def test_pretraining_that_diverges_is_told(federation: Make) -> None:
+    deep = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 10))
+    made = federation(lr=1e30, pretrain_rounds=1, network=deep)
+    with pytest.raises(UserError, match=r"lr=1e\+30: pretraining diverges"):
+        made.pretrain(made.initial())
 
 
 def test_a_defense_that_breaks_its_contract_is_told_so(federation: Make) -> None:

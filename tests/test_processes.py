@@ -113,7 +113,7 @@ def test_two_processes_give_the_bits_of_one_with_batch_norm(tmp_path: Path) -> N
 
 
 def test_more_processes_than_clients(tmp_path: Path) -> None:
-    one, two = (on(devices, "n_clients=1", "rounds=1", cwd=tmp_path) for devices in (1, 2))
+    one, two = (on(devices, "n_clients=1", "pmr=1", "rounds=1", cwd=tmp_path) for devices in (1, 2))
     assert result(one) == result(two)
 
 

@@ -119,15 +119,24 @@ def test_what_did_not_finish_is_counted_but_not_averaged(runs: Runs) -> None:
 
 
 def test_the_same_seed_twice_is_one_seed(runs: Runs) -> None:
-    runs.add("krum", None, executor={"name": "sequential"})
-    runs.add("krum", finished(MA=0.8), executor={"name": "vectorized"}, name="other")
-    again = runs.add("krum", finished(MA=0.9), tracker={"name": "wandb"})
+    """The newest finished one counts: it may be of a later version of the plugin."""
+    old = runs.add("krum", finished(MA=0.8), executor={"devices": 2}, name="other")
+    runs.add("krum", finished(MA=0.9), tracker={"name": "wandb"}, executor={"devices": 1})
+    runs.add("krum", None, executor={"devices": 4})
     assert runs.rows() == [
         ["defense", "BA", "MA", "TPR", "TNR", "AUC", "seconds"],
-        ["krum", "10.0", "80.0", "100.0", "50.0", "75.0", "7.4"],
+        ["krum", "10.0", "90.0", "100.0", "50.0", "75.0", "7.4"],
     ]
-    last = notes(read_runs([runs.top]))[-1]
-    assert last == f"not counted: {again}: another run has its settings and seed"
+    assert f"not counted: {old}: a newer run has its settings and seed" in notes(
+        read_runs([runs.top])
+    )
+
+
+def test_what_changes_results_makes_a_row_of_its_own(runs: Runs) -> None:
+    for precision in ("32-true", "bf16-mixed"):
+        executor = {"name": "sequential", "precision": precision}
+        runs.add("krum", finished(), executor=executor, dataset={"name": "x", "root": precision})
+    assert [row[0] for row in runs.rows()] == ["executor.precision", "32-true", "bf16-mixed"]
 
 
 def test_settings_are_the_keys_that_vary(runs: Runs) -> None:

@@ -99,6 +99,13 @@ def test_resume_drops_the_rounds_after_the_checkpoint_and_torn_lines(folder: Run
     assert [line["round"] for line in folder.rounds()] == [0, 1, 2]
 
 
+def test_a_checkpoint_without_its_rounds_is_told(folder: RunDir) -> None:
+    folder.record(record(0))
+    folder.checkpoint(CHECKPOINT)
+    with pytest.raises(UserError, match="has 1 rounds, its checkpoint 2; delete"):
+        folder.resume()
+
+
 def test_rounds_without_a_checkpoint_are_begun_anew(folder: RunDir) -> None:
     folder.record(record(0))
     assert folder.resume() is None

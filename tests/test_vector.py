@@ -51,6 +51,16 @@ def test_writing_and_reading_are_inverse_and_copy() -> None:
     assert torch.equal(row[1], params)
 
 
+def test_a_counter_starts_every_time_where_it_was_at_first() -> None:
+    module = small()
+    layout = Layout(module)
+    module.train()
+    module(torch.randn(4, 3))
+    assert module[1].num_batches_tracked == 1
+    layout.write(layout.read_params(), layout.read_buffers())
+    assert module[1].num_batches_tracked == 0
+
+
 def test_a_tied_parameter_counts_once() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
