@@ -57,6 +57,7 @@ RUN_FILES = [".lock", "checkpoint.pt", "config.yaml", "rounds.jsonl", "summary.j
 ROUND_KEYS = [
     "round",
     "attacked",
+    "applied",
     "MA",
     "BA",
     "TPR",
