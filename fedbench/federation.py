@@ -128,14 +128,14 @@ class Federation:
     ) -> tuple[Aggregate, Any]:
         """The defense's verdict on the rows that passed, spread over all N rows."""
         n, device = len(order.jobs), screened.updates.device
-        passed = torch.tensor([i for i in range(n) if i not in screened.refused], device=device)
-        passed = passed.long()
+        rows = [i for i in range(n) if i not in screened.refused]
+        passed = torch.tensor(rows, dtype=torch.long, device=device)
         if not self._can_judge(len(passed)):  # too many were refused: the global model stays
             nothing = Aggregate(torch.zeros_like(start.params), start.params.new_zeros(n))
             return nothing, start.defense_state
         view = ServerView(
             index=order.index,
-            client_ids=torch.tensor([order.jobs[i].client for i in passed], device=device),
+            client_ids=torch.tensor([order.jobs[i].client for i in rows], device=device),
             global_params=start.params,
             initial_params=start.initial_params,
             layers=self.population.layout.layers,
@@ -145,12 +145,16 @@ class Federation:
         aggregate, state = self.defense.aggregate(updates, start.defense_state, view)
         aggregate = _checked(aggregate, updates)
 
-        def spread(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values.new_zeros(n).index_copy(0, passed, values)
+        def spread(values: Tensor) -> Tensor:
+            return values.new_zeros(n).index_copy(0, passed, values)
 
-        weights = start.params.new_zeros(n).index_copy(0, passed, aggregate.weights)
-        accepted, scores = spread(aggregate.accepted), spread(aggregate.scores)
-        return Aggregate(aggregate.update, weights, accepted, scores), state
+        accepted, scores = aggregate.accepted, aggregate.scores
+        return Aggregate(
+            update=aggregate.update,
+            weights=spread(aggregate.weights),
+            accepted=None if accepted is None else spread(accepted),
+            scores=None if scores is None else spread(scores),
+        ), state
 
     def _can_judge(self, n: int) -> bool:
         try:
@@ -165,7 +169,7 @@ class Federation:
         """global += server_lr * update, the same rule for every defense.
 
         Says whether it was applied: not if nobody has a share in it, and not if it would break the
-        model (finite rows can add up to infinity). The defense then forgets the round, too.
+        model (finite rows can add up to infinity). In that case the defense forgets the round, too.
         """
         end = replace(start, next_round=start.next_round + 1)
         total = aggregate.weights.sum()
