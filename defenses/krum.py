@@ -3,10 +3,12 @@
 https://arxiv.org/abs/1703.02757
 
     score_i = sum of the squared L2 distances from u_i to its N - f - 2 nearest others
-    update  = u_k with k = argmin_i score_i; on ties the lowest k
+    update  = mean of the m updates of lowest score; on ties the lowest i. m = 1 is Krum, more
+              is the paper's Multi-Krum
 
 f is the number of malicious clients to prepare for. The server does not know the true number, so
-the default is the largest f for which the paper's condition N > 2f + 2 holds.
+the default is the largest f for which the paper's condition N > 2f + 2 holds. A larger f is allowed
+as long as N - f - 2 >= 1, with a warning.
 """
 
 from __future__ import annotations
@@ -24,18 +26,27 @@ from fedbench.ops import pairwise_sq_dist
 @DEFENSES.register("krum")
 @dataclass(frozen=True)
 class Krum(Defense):
-    """Takes over the one update that is closest to its neighbours."""
+    """Takes over the updates that are closest to their neighbours."""
 
     f: int | None = None  # None: the most Krum allows, (N - 3) // 2
+    m: int | str = 1  # how many are averaged; auto: N - f
 
     def __post_init__(self) -> None:
         if self.f is not None and self.f < 0:
             raise ValueError(f"f must be 0 or more, got {self.f}")
+        if self.m != "auto" and (isinstance(self.m, str) or self.m < 1):
+            raise ValueError(f"m must be auto or a number of at least 1, got {self.m}")
 
     def check(self, n: int) -> None:
         f = self._prepared_for(n)
         if n - f - 2 < 1:
             raise ValueError(f"krum needs N - f - 2 >= 1, got N={n}, f={f}")
+        if self._n_chosen(n) > n:
+            raise ValueError(f"krum needs m <= N, got N={n}, m={self.m}")
+
+    def warning(self, n: int) -> str | None:
+        f = self._prepared_for(n)
+        return None if n > 2 * f + 2 else f"krum is proven for N > 2f + 2 only, got N={n}, f={f}"
 
     def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
         n = len(updates)
@@ -43,8 +54,12 @@ class Krum(Defense):
         distances = pairwise_sq_dist(updates).fill_diagonal_(torch.inf)  # [N, N]
         nearest = distances.sort(dim=1).values[:, : n - self._prepared_for(n) - 2]
         scores = nearest.sum(dim=1)  # [N]
-        chosen = torch.arange(n, device=scores.device) == scores.argmin()
+        best = scores.argsort(stable=True)[: self._n_chosen(n)]
+        chosen = torch.zeros(n, dtype=torch.bool, device=scores.device).index_fill(0, best, True)
         return mean_of(updates, chosen, scores), state
 
     def _prepared_for(self, n: int) -> int:
         return max((n - 3) // 2, 0) if self.f is None else self.f
+
+    def _n_chosen(self, n: int) -> int:
+        return n - self._prepared_for(n) if isinstance(self.m, str) else self.m

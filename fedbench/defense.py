@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +33,7 @@ class Aggregate:
     weights: Tensor  # [N] each client's share in the update; rows of zero were rejected
     accepted: Tensor | None = None  # [N] bool; None if the rule judges no client
     scores: Tensor | None = None  # [N] higher is more suspicious
+    details: Mapping[str, Tensor] = field(default_factory=dict)  # more [N], recorded as they are
 
 
 class Defense(ABC):
@@ -47,6 +48,10 @@ class Defense(ABC):
 
     def check(self, n: int) -> None:
         """Raises ValueError, with the values, if the rule cannot work on n clients."""
+
+    def warning(self, n: int) -> str | None:
+        """A line for the user if the paper promises nothing for n clients; None if it does."""
+        return None
 
     def init(self) -> Any:
         """The state before round 0."""
@@ -65,6 +70,18 @@ def mean_of(updates: Tensor, accepted: Tensor, scores: Tensor | None = None) -> 
     n_accepted = int(accepted.sum())
     accepted = accepted.to(updates.device)
     weights = accepted.to(updates.dtype) / max(n_accepted, 1)  # [N]
-    rows = updates if n_accepted == len(updates) else updates[accepted]
-    update = rows.mean(dim=0) if n_accepted else torch.zeros_like(updates[0])  # [P]
+    update = updates.mean(dim=0) if n_accepted == len(updates) else weights @ updates  # [P]
     return Aggregate(update, weights, accepted, scores)
+
+
+def features(where: str, layers: Mapping[str, slice]) -> slice:
+    """The part of P that a rule looks at: `all`, or `output`, the parameters of the last module."""
+    names = list(layers)
+    module = names[-1].rpartition(".")[0]
+    first = next(name for name in names if name.rpartition(".")[0] == module)
+    return slice(0 if where == "all" else layers[first].start, layers[names[-1]].stop)
+
+
+def check_features(where: str) -> None:
+    if where not in ("output", "all"):
+        raise ValueError(f"layers must be output or all, got {where}")

@@ -154,6 +154,7 @@ class Federation:
             weights=spread(aggregate.weights),
             accepted=None if accepted is None else spread(accepted),
             scores=None if scores is None else spread(scores),
+            details={name: spread(values) for name, values in aggregate.details.items()},
         ), state
 
     def _can_judge(self, n: int) -> bool:
@@ -229,28 +230,32 @@ def _client_records(
         return [None] * len(jobs) if values is None else values.tolist()
 
     columns = (pick(aggregate.accepted), pick(aggregate.scores), pick(aggregate.weights))
-    records = [
+    records: list[Record] = [
         {"id": job.client, "malicious": job.malicious, "accepted": a, "score": s, "weight": w}
         for job, a, s, w in zip(jobs, *columns, strict=True)
     ]
+    if aggregate.details:
+        rows = zip(*map(pick, aggregate.details.values()), strict=True)
+        for record, row in zip(records, rows, strict=True):
+            record["details"] = dict(zip(aggregate.details, row, strict=True))
     for i, reason in refused.items():
-        records[i]["refused"] = reason
-        records[i]["score"] = None
+        records[i] |= {"refused": reason, "score": None}
+        records[i].pop("details", None)
     return records
 
 
 def _checked(aggregate: Aggregate, updates: Tensor) -> Aggregate:
     """The aggregate in the updates' own type and place; a broken contract is a UserError."""
     n, p = updates.shape
-    wanted = {"update": (p,), "weights": (n,), "accepted": (n,), "scores": (n,)}
-    for name, shape in wanted.items():
-        value = getattr(aggregate, name)
-        if value is None and name in ("accepted", "scores"):
-            continue
+    named = {"update": aggregate.update, "weights": aggregate.weights}
+    optional = {"accepted": aggregate.accepted, "scores": aggregate.scores}
+    named |= {name: value for name, value in optional.items() if value is not None}
+    for name, value in [*named.items(), *aggregate.details.items()]:
+        shape = (p,) if name == "update" else (n,)
         if value is None or tuple(value.shape) != shape:
             found = None if value is None else tuple(value.shape)
             raise UserError(f"the defense's {name} must be of shape {shape}, got {found}")
-        if name in ("weights", "scores") and value.isnan().any():
+        if name != "update" and value.isnan().any():
             raise UserError(f"the defense's {name} must not be NaN, got {value.tolist()}")
     accepted, scores = aggregate.accepted, aggregate.scores
     return Aggregate(
@@ -258,4 +263,5 @@ def _checked(aggregate: Aggregate, updates: Tensor) -> Aggregate:
         weights=aggregate.weights.to(updates),
         accepted=None if accepted is None else accepted.to(updates.device, torch.bool),
         scores=None if scores is None else scores.to(updates.device),
+        details={name: values.to(updates.device) for name, values in aggregate.details.items()},
     )

@@ -7,26 +7,117 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 16  # columns at a time: what float64 copies of them need stays small
+CHUNK = 1 << 13  # columns at a time, so that their float64 copies stay in the cache
 EXCHANGED = 1 << 21  # values at a time, of all rows together: about what a cache holds
 
 
+def row_norms(updates: Tensor) -> Tensor:
+    """L2 norm of each row: [N, P] -> [N], float64.
+
+    Row by row: torch is several times slower at it with `dim=1` and another dtype.
+    """
+    return torch.stack([torch.linalg.vector_norm(row, dtype=torch.float64) for row in updates])
+
+
+def gram(updates: Tensor, origin: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
+    """Products of the rows, summed in float64: [N, P] -> [N, N].
+
+    With `origin` [P], of the rows minus it; with `offset` [P] too, which then makes one row more.
+    """
+    n, p = updates.shape
+    n_rows = n + (offset is not None)
+    products = updates.new_zeros(n_rows, n_rows, dtype=torch.float64)
+    buffer = updates.new_empty(n_rows, min(p, CHUNK), dtype=torch.float64)
+    for start in range(0, p, CHUNK):
+        columns = slice(start, min(start + CHUNK, p))
+        rows = buffer[:, : columns.stop - start]
+        rows[:n].copy_(updates[:, columns])
+        if origin is not None:
+            rows[:n].sub_(origin[columns].double())
+        if offset is not None:
+            rows[n].copy_(offset[columns])
+        products.addmm_(rows, rows.T)
+    return (products + products.T) / 2
+
+
 def pairwise_sq_dist(updates: Tensor) -> Tensor:
-    """Squared L2 distances between rows: [N, P] -> [N, N], float64.
+    """Squared L2 distances between rows: [N, P] -> [N, N], float64; 0 exactly for equal rows.
 
     |a - b|^2 = |a|^2 + |b|^2 - 2 a.b loses everything in float32 when rows are nearly equal, so the
-    Gram matrix is summed in float64 over rows from which the row of median norm was taken: it keeps
+    products are summed in float64 over rows from which the row of median norm was taken: it keeps
     the small differences, and unless most rows are huge, no huge one can be that row.
     """
-    norms = torch.stack([row.double().norm() for row in updates])
-    origin = updates[norms.argsort()[(len(norms) - 1) // 2]]
-    gram = torch.zeros(len(updates), len(updates), dtype=torch.float64, device=updates.device)
-    for columns, start in zip(updates.split(CHUNK, dim=1), origin.split(CHUNK), strict=True):
-        centred = columns.double() - start.double()
-        gram.addmm_(centred, centred.T)
-    squares = gram.diagonal()
-    distances = (squares[:, None] + squares[None, :] - (gram + gram.T)).clamp_min(0)
-    return distances.fill_diagonal_(0)
+    norms = row_norms(updates)
+    products = gram(updates, origin=updates[_middle(norms)])
+    squares = products.diagonal()
+    distances = squares[:, None] + squares[None, :] - 2 * products
+    return _as_of_equals(distances.clamp_min(0), updates, norms)
+
+
+def pairwise_cosine_dist(updates: Tensor, offset: Tensor) -> Tensor:
+    """1 - cos between the rows offset + u_i: [N, P] and [P] -> [N, N], float64 in 0..2.
+
+    0 exactly for equal rows, 1 to a row without a direction. Half the squared distance between
+    the rows' unit vectors, which are nearly equal when updates are short against the offset. So
+    each is written as what it differs by from a middle one, the unit vector of c = offset + u_m:
+
+        a_i = c + d_i,  a_i/|a_i| - c/|c| = d_i / |a_i| + c (1/|a_i| - 1/|c|)
+
+    whose distances need only the products of the d_i and c.
+    """
+    n = len(updates)
+    norms = row_norms(updates)
+    middle = updates[_middle(norms)]
+    products = gram(updates, origin=middle, offset=offset.double() + middle)
+    d, with_c, c_squared = products[:n, :n], products[:n, n], products[n, n]  # d.d, d.c, c.c
+    longer = 2 * with_c + d.diagonal()  # |a_i|^2 - |c|^2
+    squared = c_squared + longer
+    vanished = squared <= 1e-14 * (c_squared + d.diagonal())  # what rounding leaves of zero
+    length, c_length = squared.clamp_min(0).sqrt(), c_squared.sqrt()
+    by_d = torch.where(vanished, 0, 1 / length)
+    by_c = -longer / (length * c_length * (length + c_length))
+    by_c = torch.where(vanished | (c_squared == 0), 0, by_c)
+    # |x_i - x_j|^2 of x_i = by_d_i d_i + by_c_i c
+    own, along = by_d**2 * d.diagonal(), by_d * with_c
+    apart = by_c[:, None] - by_c[None, :]
+    distances = (own[:, None] + own[None, :] - 2 * by_d[:, None] * by_d[None, :] * d) / 2
+    distances += apart * (along[:, None] - along[None, :]) + apart**2 * c_squared / 2
+    distances[vanished, :] = 1
+    distances[:, vanished] = 1
+    return _as_of_equals(distances.clamp(0, 2), updates, norms)
+
+
+def _middle(norms: Tensor) -> int:
+    return int(norms.argsort()[(len(norms) - 1) // 2])
+
+
+def _as_of_equals(distances: Tensor, updates: Tensor, norms: Tensor) -> Tensor:
+    """The distances with those of equal rows made equal, and 0 between them."""
+    first: dict[float, list[int]] = {}  # norm -> rows of that norm that differ
+    stands_for = []
+    for i, norm in enumerate(norms.tolist()):
+        known = first.setdefault(norm, [])
+        same = next((j for j in known if torch.equal(updates[i], updates[j])), None)
+        if same is None:
+            known.append(i)
+        stands_for.append(i if same is None else same)
+    rows = torch.tensor(stands_for, device=distances.device)
+    return distances.fill_diagonal_(0)[rows][:, rows]
+
+
+def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
+    """What to multiply rows of these norms with so that none is longer than the bound: [N]."""
+    return torch.where(norms > bound, bound / norms, 1.0)
+
+
+def gaussian(like: Tensor, rng: torch.Generator) -> Tensor:
+    """Standard normal noise; drawn on the CPU, so that devices do not change it."""
+    return torch.randn(like.shape, generator=rng, dtype=like.dtype).to(like.device)
+
+
+def middle(values: Tensor) -> Tensor:
+    """Median of [N], the mean of the two middle values for even N."""
+    return values.quantile(0.5)
 
 
 def column_median(updates: Tensor) -> Tensor:

@@ -183,6 +183,8 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
             display.close(summary)
             return summary
 
+        if (warning := plan.defense.warning(config.n_clients)) is not None:
+            display.say(f"{config.title}  warning: {warning}")
         try:
             state = _pretrained(config, federation, display) if start is None else start
             while state.next_round < config.rounds:

@@ -1,0 +1,45 @@
+"""DP, clip and noise: Bagdasaryan et al., How To Backdoor Federated Learning, AISTATS 2020.
+
+https://arxiv.org/abs/1807.00459, after McMahan et al., Learning Differentially Private Recurrent
+Language Models, ICLR 2018, https://arxiv.org/abs/1710.06963
+
+    u'_i   = u_i * min(1, S / |u_i|)
+    update = 1/N * sum_i u'_i + N(0, sigma^2 I)
+
+S and sigma are constants, chosen for each data set (docs/defenses.md says how). It is a defense,
+not a privacy guarantee: sigma is far below what a useful (epsilon, delta) needs, no budget is
+counted, and clients are not sampled at random. It judges no client: TPR and TNR are not defined.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
+from fedbench.ops import clip_factors, gaussian, row_norms
+
+
+@DEFENSES.register("dp")
+@dataclass(frozen=True)
+class DP(Defense):
+    """Bounds what one client can do, and blurs what is left."""
+
+    clip: float = 1.0  # S: the longest an update may be
+    noise: float = 0.001  # sigma: standard deviation of the noise on each coordinate
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip < math.inf:
+            raise ValueError(f"clip must be above 0 and finite, got {self.clip}")
+        if not 0 <= self.noise < math.inf:
+            raise ValueError(f"noise must be 0 or more and finite, got {self.noise}")
+
+    def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
+        n = len(updates)
+        factors = clip_factors(row_norms(updates), self.clip) / n  # [N]
+        update = factors.to(updates.dtype) @ updates
+        update += self.noise * gaussian(update, view.rng)
+        return Aggregate(update, updates.new_full((n,), 1 / n)), state
