@@ -40,6 +40,14 @@ def gram(updates: Tensor, origin: Tensor | None = None, offset: Tensor | None = 
     return (products + products.T) / 2
 
 
+def products(updates: Tensor, directions: Tensor) -> Tensor:
+    """Products of each row with each direction, in float64: [N, P] and [K, P] -> [N, K]."""
+    total = updates.new_zeros(len(updates), len(directions), dtype=torch.float64)
+    for rows, others in zip(updates.split(CHUNK, 1), directions.split(CHUNK, 1), strict=True):
+        total.addmm_(rows.double(), others.double().T)
+    return total
+
+
 def pairwise_sq_dist(updates: Tensor) -> Tensor:
     """Squared L2 distances between rows: [N, P] -> [N, N], float64; 0 exactly for equal rows.
 

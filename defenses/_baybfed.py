@@ -1,0 +1,75 @@
+"""BayBFed's numerics: distributions over the coordinates of a vector, and how far they diverge."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 15  # coordinates counted at a time, so that their bin numbers stay in the cache
+NO_DIVERGENCE = 1e-20  # below this it is rounding
+
+
+class Points(NamedTuple):
+    """Values that stand for the coordinates of a vector: float64."""
+
+    x: Tensor  # [B]
+    log_counts: Tensor  # [B] of the coordinates that each stands for
+
+
+def every_point(values: Tensor) -> Points:
+    return Points(values.double(), torch.zeros_like(values, dtype=torch.float64))
+
+
+def binned(values: Tensor, n_bins: int) -> Points:
+    """The means of `n_bins` bins, without the empty ones.
+
+    Bins are of equal width in v / (|v| + s), s the mean of |v|: narrow where most coordinates are,
+    and one huge coordinate does not put all others into one bin.
+    """
+    scale = float(torch.linalg.vector_norm(values, ord=1, dtype=torch.float64)) / len(values)
+    if scale == 0:
+        return Points(values[:1].double(), values[:1].double() + math.log(len(values)))
+    counts = torch.zeros(n_bins, dtype=torch.int64, device=values.device)
+    sums = torch.zeros(n_bins, dtype=torch.float64, device=values.device)
+    for part in values.split(CHUNK):
+        place = (part / (part.abs() + scale)).add_(1).mul_(n_bins / 2)
+        place = place.int().clamp_(max=n_bins - 1)
+        counts += torch.bincount(place, minlength=n_bins)
+        sums += torch.bincount(place, weights=part, minlength=n_bins)
+    used = counts > 0
+    return Points(sums[used] / counts[used], counts[used].double().log())
+
+
+def log_normal(x: Tensor, mean: float | Tensor, variance: Tensor) -> Tensor:
+    """Logarithm of the normal density."""
+    return -0.5 * ((x - mean) ** 2 / variance + (2 * math.pi * variance).log())
+
+
+def shares(log_density: Tensor, points: Points) -> Tensor:
+    """Logarithm of each point's share, the density being normalised over the coordinates."""
+    log_mass = log_density + points.log_counts
+    return log_mass - log_mass.logsumexp(dim=-1, keepdim=True)
+
+
+def divergences(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Jensen-Shannon divergence, in nats, of [B] from each row of [K, B]: [K] in 0..ln 2.
+
+    With r = log q - log p, one point adds
+
+        1/2 [p (ln 2 - softplus(r)) + q (ln 2 - softplus(-r))]
+
+    of which rounding leaves nothing when q is near p. There the same is written without differences
+    of nearly equal numbers: 1/2 p [r/2 expm1(r) - (1 + e^r) ln cosh(r/2)].
+    """
+    p, q, r = log_p.exp(), log_q.exp(), log_q - log_p
+    softplus = r.abs().neg().exp().log1p() + r.clamp_min(0)
+    far = p * (math.log(2) - softplus) + q * (math.log(2) - (softplus - r))
+    s = r.clamp(-1, 1)
+    grown = s.expm1()
+    near = p * (s / 2 * grown - (2 + grown) * (2 * (s / 4).sinh() ** 2).log1p())
+    terms = torch.where(r.abs() < 1, near, far) / 2
+    total = terms.sum(dim=-1).clamp(0, math.log(2))
+    return torch.where(total < NO_DIVERGENCE, 0.0, total)
