@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 15  # coordinates counted at a time, so that their bin numbers stay in the cache
+CHUNK = 1 << 18  # coordinates counted at a time, so that their bin numbers stay in the cache
+FINER = 16
 NO_DIVERGENCE = 1e-20  # below this it is rounding
 
 
@@ -23,24 +24,31 @@ def every_point(values: Tensor) -> Points:
     return Points(values.double(), torch.zeros_like(values, dtype=torch.float64))
 
 
-def binned(values: Tensor, n_bins: int) -> Points:
-    """The means of `n_bins` bins, without the empty ones.
+def binned(values: Tensor, n_bins: int, scale: float) -> Points:
+    """The means of bins around 0, without the empty ones.
 
-    Bins are of equal width in v / (|v| + s), s the mean of |v|: narrow where most coordinates are,
-    and one huge coordinate does not put all others into one bin.
+    Bins are of equal width in z = v / (|v| + scale): narrow where most coordinates are, and a few
+    huge ones do not put all others into one bin. Counting in bins FINER times as many gives each
+    bin's mean without a second pass for sums.
     """
-    scale = float(torch.linalg.vector_norm(values, ord=1, dtype=torch.float64)) / len(values)
     if scale == 0:
         return Points(values[:1].double(), values[:1].double() + math.log(len(values)))
-    counts = torch.zeros(n_bins, dtype=torch.int64, device=values.device)
-    sums = torch.zeros(n_bins, dtype=torch.float64, device=values.device)
+    half = n_bins * FINER // 2  # fine bins on either side of the one at 0
+    counts = torch.zeros(2 * half + 1, dtype=torch.int64, device=values.device)
     for part in values.split(CHUNK):
-        place = (part / (part.abs() + scale)).add_(1).mul_(n_bins / 2)
-        place = place.int().clamp_(max=n_bins - 1)
-        counts += torch.bincount(place, minlength=n_bins)
-        sums += torch.bincount(place, weights=part, minlength=n_bins)
-    used = counts > 0
-    return Points(sums[used] / counts[used], counts[used].double().log())
+        z = part.abs().add_(scale)
+        torch.div(part, z, out=z)
+        counts += torch.bincount(z.mul_(half).add_(half + 0.5).int(), minlength=len(counts))
+    used = counts.nonzero()[:, 0]
+    z = ((used - half) / half).double().clamp(1 / (4 * half) - 1, 1 - 1 / (4 * half))
+    v = scale * z / (1 - z.abs())
+    groups, coarse = (
+        (used + FINER // 2).div(FINER, rounding_mode="floor").unique(return_inverse=True)
+    )
+    mass = torch.zeros(len(groups), dtype=torch.float64, device=values.device)
+    sums = mass.index_add(0, coarse, v * counts[used])
+    mass = mass.index_add(0, coarse, counts[used].double())
+    return Points(sums / mass, mass.log())
 
 
 def log_normal(x: Tensor, mean: float | Tensor, variance: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ few coordinates: there all are used, and a round takes minutes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -63,7 +63,7 @@ from fedbench.defenses._baybfed import (
     log_normal,
     shares,
 )
-from fedbench.ops import middle, products, row_norms
+from fedbench.ops import in_double, middle
 from fedbench.rng import derive
 
 CHOICES = {
@@ -126,17 +126,15 @@ class BayBFed(Defense):
         self, updates: Tensor, state: dict[str, Any], view: ServerView
     ) -> tuple[Aggregate, dict[str, Any]]:
         ids = view.client_ids.tolist()
-        shifts, means = self._measure(updates, view.global_params)  # D and mean(W): [N], [N]
-        errors = self._errors(shifts * row_norms(updates).cpu())  # [N]
+        rows = self._measure(updates, view.global_params)
         posterior = {
             client_id: self._posterior(state["posterior"].get(client_id), mean, client_id, view)
-            for client_id, mean in zip(ids, means.tolist(), strict=True)
+            for client_id, mean in zip(ids, rows.mean.tolist(), strict=True)
         }
         base_measure = torch.tensor([posterior[i][1] for i in ids], dtype=torch.float64)
         in_order = view.client_ids.argsort().tolist()
-        columns = torch.stack([shifts, means, errors, base_measure], dim=1).tolist()
-        clients = (self._client(updates[row], *columns[row], view) for row in in_order)
-        clusters = Clusters(self, state, errors)
+        clients = self._clients(in_order, updates, rows, base_measure, view)
+        clusters = Clusters(self, state, rows.error)
         scores = torch.zeros(len(ids), dtype=torch.float64, device=updates.device)
         joined = torch.zeros(len(ids), dtype=torch.int64)
         for row, (score, number) in zip(in_order, self._seat(clients, clusters), strict=True):
@@ -149,29 +147,24 @@ class BayBFed(Defense):
             "posterior": state["posterior"] | posterior,
         }
 
-    def _measure(self, updates: Tensor, global_params: Tensor) -> tuple[Tensor, Tensor]:
-        """D and the mean of W, for every client: [N], [N], float64."""
-        directions = torch.stack([global_params, torch.ones_like(global_params)])
-        along, sums = products(updates, directions).cpu().T  # u.G and the sum of u: [N], [N]
-        squared = row_norms(updates).cpu() ** 2
-        g_squared, g_sum = products(global_params[None], directions).cpu()[0]
+    def _measure(self, updates: Tensor, global_params: Tensor) -> Measures:
+        along, sums, distance = _products(updates, global_params)
+        g_squared, g_sum, _ = (
+            float(value) for value in _products(global_params[None], global_params)
+        )
+        length = distance
         if self.weights == "model":
-            squared = (g_squared + 2 * along + squared).clamp_min(0)
+            length = (g_squared + 2 * along + distance**2).clamp_min(0).sqrt()
             along, sums = g_squared + along, g_sum + sums
-        lengths = (squared * g_squared).sqrt()
-        cosines = torch.where(lengths > 0, along / lengths, 0).clamp(-1, 1)
-        shifts = {
-            "distance": 1 - cosines,
-            "angular": cosines.arccos() / math.pi,
-            "similarity": cosines,
-        }[self.cosine]
-        return shifts, sums / updates.shape[1]
-
-    def _errors(self, deviations: Tensor) -> Tensor:
-        """e of Eq. 3, with its floor: [N]."""
-        errors = deviations**2
-        floor = (self.error_floor * middle(errors)).clamp_min(LEAST_ERROR)
-        return errors.maximum(floor)
+        both = length * math.sqrt(g_squared)
+        cosines = torch.where(both > 0, along / both, 0).clamp(-1, 1)
+        if self.cosine == "similarity":
+            shift = cosines
+        else:
+            shift = 1 - cosines if self.cosine == "distance" else cosines.arccos() / math.pi
+        error = (distance * shift) ** 2
+        floor = (self.error_floor * middle(error)).clamp_min(LEAST_ERROR)
+        return Measures(shift, sums / updates.shape[1], length, error.maximum(floor))
 
     def _posterior(
         self, prior: tuple[float, float] | None, mean: float, client_id: int, view: ServerView
@@ -185,19 +178,23 @@ class BayBFed(Defense):
         c, h = prior
         return c + n_values, c / (c + n_values) * h + mean / c
 
-    def _client(
-        self, update: Tensor, shift: float, mean: float, error: float, h: float, view: ServerView
-    ) -> Client:
+    def _clients(
+        self, in_order: list[int], updates: Tensor, rows: Measures, h: Tensor, view: ServerView
+    ) -> Iterator[Client]:
+        v_p, mu_p = torch.var_mean(view.initial_params.double(), correction=0)
+        n_values = updates.shape[1]
         model = self.weights == "model"
-        w = view.global_params.double() + update if model else update
-        exact = len(w) <= self.bins or (model and self.cosine != "similarity")
-        points = every_point(w) if exact else binned(w, self.bins)
-        points = points._replace(x=points.x + shift)
-        initial = view.initial_params.double()
-        density = log_normal(points.x, initial.mean(), _positive(initial.var(correction=0))).exp()
-        m = mean + shift
-        log_p = log_normal(density + h, 1, _positive(density.new_tensor(m * m)))
-        return Client(points, shares(log_p, points), m, error)
+        exact = n_values <= self.bins or (model and self.cosine != "similarity")
+        for row in in_order:
+            shift, mean, length, error = (float(values[row]) for values in rows)
+            w = view.global_params.double() + updates[row] if model else updates[row]
+            points = every_point(w) if exact else binned(w, self.bins, length / math.sqrt(n_values))
+            points = points._replace(x=points.x + shift)
+            m = mean + shift
+            density = log_normal(points.x, mu_p, v_p.clamp_min(LEAST_VARIANCE)).exp()
+            scale = density.new_tensor(max(m * m, LEAST_VARIANCE))
+            log_p = log_normal(density + float(h[row]), 1, scale)
+            yield Client(points, shares(log_p, points), m, error)
 
     def _seat(self, clients: Iterable[Client], clusters: Clusters) -> list[tuple[float, int]]:
         """Each client's MaxJD and the number of the cluster that it joins."""
@@ -223,6 +220,15 @@ class BayBFed(Defense):
         if self.filter == "text":
             return below_mean & unlike_others
         return below_mean | unlike_others
+
+
+class Measures(NamedTuple):
+    """What is known of each client before its distribution is: [N] float64."""
+
+    shift: Tensor  # D
+    mean: Tensor  # of W
+    length: Tensor  # of W
+    error: Tensor  # e
 
 
 class Client(NamedTuple):
@@ -287,5 +293,11 @@ class Clusters:
         return Cluster(self.rule.mu0, self.s0 + error, 0)
 
 
-def _positive(variance: Tensor) -> Tensor:
-    return variance.clamp_min(LEAST_VARIANCE)
+def _products(updates: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """u.other, the sum and the norm of every u: [N] each, float64, in one pass."""
+    along, sums, squared = torch.zeros(3, len(updates), dtype=torch.float64, device=other.device)
+    for columns, rows in in_double(updates):
+        along += rows @ other[columns].double()
+        sums += rows.sum(dim=1)
+        squared += torch.linalg.vector_norm(rows, dim=1) ** 2
+    return along.cpu(), sums.cpu(), squared.sqrt().cpu()

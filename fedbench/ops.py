@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
@@ -11,12 +12,27 @@ CHUNK = 1 << 13  # columns at a time, so that their float64 copies stay in the c
 EXCHANGED = 1 << 21  # values at a time, of all rows together: about what a cache holds
 
 
-def row_norms(updates: Tensor) -> Tensor:
-    """L2 norm of each row: [N, P] -> [N], float64.
+def in_double(updates: Tensor, n_more: int = 0) -> Iterator[tuple[slice, Tensor]]:
+    """Goes through [N, P] by columns: where they stand, and a float64 copy [N + n_more, CHUNK].
 
-    Row by row: torch is several times slower at it with `dim=1` and another dtype.
+    The copy is overwritten by the next one; what stands in its `n_more` last rows is left to the
+    caller. A few columns at a time stay in the cache: float64 costs no pass over memory more.
     """
-    return torch.stack([torch.linalg.vector_norm(row, dtype=torch.float64) for row in updates])
+    n, p = updates.shape
+    buffer = updates.new_empty(n + n_more, min(p, CHUNK), dtype=torch.float64)
+    for start in range(0, p, CHUNK):
+        columns = slice(start, min(start + CHUNK, p))
+        rows = buffer[:, : columns.stop - start]
+        rows[:n].copy_(updates[:, columns])
+        yield columns, rows
+
+
+def row_norms(updates: Tensor) -> Tensor:
+    """L2 norm of each row: [N, P] -> [N], float64; the same for equal rows."""
+    squared = updates.new_zeros(len(updates), dtype=torch.float64)
+    for _, rows in in_double(updates):
+        squared += torch.linalg.vector_norm(rows, dim=1) ** 2
+    return squared.sqrt()
 
 
 def gram(updates: Tensor, origin: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
@@ -24,28 +40,16 @@ def gram(updates: Tensor, origin: Tensor | None = None, offset: Tensor | None = 
 
     With `origin` [P], of the rows minus it; with `offset` [P] too, which then makes one row more.
     """
-    n, p = updates.shape
+    n = len(updates)
     n_rows = n + (offset is not None)
     products = updates.new_zeros(n_rows, n_rows, dtype=torch.float64)
-    buffer = updates.new_empty(n_rows, min(p, CHUNK), dtype=torch.float64)
-    for start in range(0, p, CHUNK):
-        columns = slice(start, min(start + CHUNK, p))
-        rows = buffer[:, : columns.stop - start]
-        rows[:n].copy_(updates[:, columns])
+    for columns, rows in in_double(updates, n_rows - n):
         if origin is not None:
             rows[:n].sub_(origin[columns].double())
         if offset is not None:
             rows[n].copy_(offset[columns])
         products.addmm_(rows, rows.T)
     return (products + products.T) / 2
-
-
-def products(updates: Tensor, directions: Tensor) -> Tensor:
-    """Products of each row with each direction, in float64: [N, P] and [K, P] -> [N, K]."""
-    total = updates.new_zeros(len(updates), len(directions), dtype=torch.float64)
-    for rows, others in zip(updates.split(CHUNK, 1), directions.split(CHUNK, 1), strict=True):
-        total.addmm_(rows.double(), others.double().T)
-    return total
 
 
 def pairwise_sq_dist(updates: Tensor) -> Tensor:
