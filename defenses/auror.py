@@ -45,7 +45,7 @@ VALUES = 1 << 21  # sorted at a time, so that all layers take no more memory tha
 class Auror(Defense):
     """Drops clients that are in the minority where clients fall into two groups."""
 
-    alpha: float = 0.05  # distance of two centres above which a feature is indicative
+    alpha: float = 0.2  # distance of two centres above which a feature is indicative
     layers: str = "output"  # whose coordinates are features: output or all
     tau: float = 0.5  # share of minority features above which a client is malicious
     rounds: int = 10  # in which features can become indicative

@@ -66,8 +66,8 @@ def pairwise_sq_dist(updates: Tensor) -> Tensor:
     return _as_of_equals(distances.clamp_min(0), updates, norms)
 
 
-def pairwise_cosine_dist(updates: Tensor, offset: Tensor) -> Tensor:
-    """1 - cos between the rows offset + u_i: [N, P] and [P] -> [N, N], float64 in 0..2.
+def pairwise_cosine_dist(updates: Tensor, norms: Tensor, offset: Tensor) -> Tensor:
+    """1 - cos between the rows offset + u_i, given the |u_i|: [N, N], float64 in 0..2.
 
     0 exactly for equal rows, 1 to a row without a direction. Half the squared distance between
     the rows' unit vectors, which are nearly equal when updates are short against the offset. So
@@ -78,9 +78,8 @@ def pairwise_cosine_dist(updates: Tensor, offset: Tensor) -> Tensor:
     whose distances need only the products of the d_i and c.
     """
     n = len(updates)
-    norms = row_norms(updates)
-    middle = updates[_middle(norms)]
-    products = gram(updates, origin=middle, offset=offset.double() + middle)
+    origin = updates[_middle(norms)]
+    products = gram(updates, origin, offset.double() + origin)
     d, with_c, c_squared = products[:n, :n], products[:n, n], products[n, n]  # d.d, d.c, c.c
     longer = 2 * with_c + d.diagonal()  # |a_i|^2 - |c|^2
     squared = c_squared + longer

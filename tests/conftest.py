@@ -20,6 +20,8 @@ from fedbench.executors import Sequential, Workforce
 from fedbench.federation import Federation
 from fedbench.population import Population
 
+torch.set_num_threads(1)  # tests run side by side: threads of all of them would wait for each other
+
 
 @pytest.fixture(scope="session")
 def sample() -> Dataset:

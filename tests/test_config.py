@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
@@ -19,7 +20,10 @@ from fedbench.run import Plan
 
 ROOT = Path(fedbench.__file__).parent.parent
 GROUPS = ("defense", "attack", "dataset", "model", "executor", "tracker")
-CHOICES = [(path.parent.name, path.stem) for path in sorted((ROOT / "conf").glob("*/*.yaml"))]
+FILES = [(path.parent.name, path.stem) for path in sorted((ROOT / "conf").glob("*/*.yaml"))]
+CHOICES = [(group, choice) for group, choice in FILES if group != "tuned"]
+TUNED = [choice for group, choice in FILES if group == "tuned"]
+VARIANTS = {"baybfed_literal": "baybfed"}  # other settings of the same plugin
 
 
 @pytest.fixture(autouse=True)
@@ -38,12 +42,37 @@ def config(*overrides: str) -> RunConfig:
 def test_every_file_of_conf_composes_and_builds(group: str, choice: str) -> None:
     needed = ["model.target=torch.nn.Flatten"] if choice == "custom" else []
     composed = config(f"{group}={choice}", *needed)
-    assert getattr(composed, group)["name"] == choice
+    assert getattr(composed, group)["name"] == VARIANTS.get(choice, choice)
     Plan.of(composed)
 
 
+@pytest.mark.parametrize(("choice", "name"), VARIANTS.items())
+def test_a_variant_differs_from_its_plugin_in_settings_it_has(choice: str, name: str) -> None:
+    variant, plain = config(f"defense={choice}").defense, config(f"defense={name}").defense
+    assert variant != plain
+    assert variant.keys() == plain.keys()
+
+
+@pytest.mark.parametrize("tuned", TUNED)
+def test_settings_tuned_to_a_data_set_are_used_with_it_and_the_command_line_wins(
+    tuned: str,
+) -> None:
+    names = [choice for group, choice in CHOICES if group == "defense"]
+    defense = next(name for name in names if tuned.endswith(f"_{name}"))
+    data = f"dataset={tuned.removesuffix(f'_{defense}')}"
+    values = yaml.safe_load((ROOT / "conf" / "tuned" / f"{tuned}.yaml").read_text())
+    plain, there = config(f"defense={defense}"), config(data, f"defense={defense}")
+    assert there.defense == plain.defense | values
+    assert there.defense.keys() == plain.defense.keys()
+    Plan.of(there)
+    for key, value in values.items():
+        assert value != plain.defense[key]
+        assert config(data, f"defense={defense}", f"defense.{key}=0.5").defense[key] == 0.5
+    assert config(data).defense == config().defense
+
+
 def test_every_group_has_a_folder() -> None:
-    assert {group for group, _ in CHOICES} == set(GROUPS)
+    assert {group for group, _ in FILES} == {*GROUPS, "tuned"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)

@@ -206,6 +206,53 @@ def test_a_score_that_is_not_a_number_is_told(federation: Make) -> None:
         made.round(start(made))
 
 
+@dataclass(frozen=True)
+class Verbose(Defense):
+    """Accepts everyone and records each row's length and place."""
+
+    def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
+        outcome = mean_of(updates, torch.ones(len(updates), dtype=torch.bool))
+        details = {"length": updates.norm(dim=1), "place": torch.arange(len(updates))}
+        return replace(outcome, details=details), state
+
+
+def test_details_are_recorded_with_their_client(federation: Make) -> None:
+    def first_is_nan(updates: Tensor) -> Tensor:
+        return torch.cat([torch.full_like(updates[:1], torch.nan), updates[1:]])
+
+    made = federation(Verbose(), Hostile(rows=first_is_nan))
+    _, record = made.round(start(made))
+    refused = [client for client in record["clients"] if "refused" in client]
+    judged = [client for client in record["clients"] if "refused" not in client]
+    assert len(refused) == 1
+    assert "details" not in refused[0]
+    assert [client["details"]["place"] for client in judged] == list(range(len(judged)))
+    assert all(client["details"]["length"] > 0 for client in judged)
+    _, plain = federation(Spy()).round(start(federation(Spy())))
+    assert not any("details" in client for client in plain["clients"])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (torch.zeros(2), r"the defense's extra must be of shape \(6,\), got \(2,\)"),
+        (torch.full((6,), torch.nan), "the defense's extra must not be NaN"),
+    ],
+)
+def test_details_that_break_the_contract_are_told(
+    federation: Make, values: Tensor, message: str
+) -> None:
+    @dataclass(frozen=True)
+    class Wrong(Defense):
+        def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
+            outcome = mean_of(updates, torch.ones(len(updates), dtype=torch.bool))
+            return replace(outcome, details={"extra": values}), state
+
+    made = federation(Wrong())
+    with pytest.raises(UserError, match=message):
+        made.round(start(made))
+
+
 def test_pretraining_that_diverges_is_told(federation: Make) -> None:
     deep = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 10))
     made = federation(lr=1e30, pretrain_rounds=1, network=deep)

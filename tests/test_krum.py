@@ -1,4 +1,4 @@
-"""krum: the client closest to its N - f - 2 nearest others, by squared distance."""
+"""krum: the m clients closest to their N - f - 2 nearest others, by squared distance."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ shapes = st.tuples(st.integers(3, 10), st.integers(1, 4))
 prepared_for = st.one_of(st.none(), st.integers(0, 9))
 
 
-def krum(updates: Tensor, f: int | None = None) -> Aggregate:
+def krum(updates: Tensor, f: int | None = None, m: int | str = 1) -> Aggregate:
     n, p = updates.shape
     zeros = torch.zeros(p)
     view = ServerView(0, torch.arange(n), zeros, zeros, {"w": slice(0, p)}, torch.Generator())
-    outcome: Aggregate = Krum(f).aggregate(updates, None, view)[0]
+    outcome: Aggregate = Krum(f, m).aggregate(updates, None, view)[0]
     return outcome
 
 
@@ -36,6 +36,16 @@ def chosen_by(outcome: Aggregate) -> int:
     return int(outcome.accepted.int().argmax())
 
 
+def all_chosen_by(outcome: Aggregate) -> list[int]:
+    assert outcome.accepted is not None
+    return outcome.accepted.nonzero().flatten().tolist()
+
+
+def largest_f(n: int) -> int:
+    """Of the paper's condition n > 2f + 2."""
+    return max(f for f in range(n) if 2 * f + 2 < n)
+
+
 def scores_by_definition(rows: Sequence[Sequence[float]], f: int | None) -> list[float]:
     """Blanchard et al., section 3: the sum over i -> j of |V_i - V_j|^2, n - f - 2 of them.
 
@@ -43,7 +53,7 @@ def scores_by_definition(rows: Sequence[Sequence[float]], f: int | None) -> list
     """
     n = len(rows)
     if f is None:
-        f = max(candidate for candidate in range(n) if 2 * candidate + 2 < n)
+        f = largest_f(n)
     scores = []
     for i in range(n):
         distances = [
@@ -189,3 +199,149 @@ def test_one_neighbour_is_enough() -> None:
 def test_negative_f_is_refused() -> None:
     with pytest.raises(ValueError, match="f must be 0 or more, got -1"):
         Krum(f=-1)
+
+
+def test_several_by_hand() -> None:
+    # The rows above score 10, 5, 13, 50, 65. The best two are 1 and 0, the best three 1, 0, 3.
+    rows = torch.tensor([[10.0], [3.0], [11.0], [1.0], [0.0]])
+    for m, chosen, mean in [(1, [3], 1.0), (2, [3, 4], 0.5), (3, [1, 3, 4], 4 / 3)]:
+        outcome = krum(rows, f=1, m=m)
+        assert outcome.scores is not None
+        assert outcome.scores.tolist() == [50, 13, 65, 5, 10]
+        assert all_chosen_by(outcome) == chosen
+        assert outcome.update.tolist() == pytest.approx([mean])
+        share = [1 / m if i in chosen else 0 for i in range(5)]
+        assert outcome.weights.tolist() == pytest.approx(share)
+    # auto: N - f = 4. All five: their mean.
+    for f in (None, 1):
+        assert all_chosen_by(krum(rows, f, "auto")) == [0, 1, 3, 4]
+        assert krum(rows, f, "auto").update.tolist() == [3.5]
+        assert krum(rows, f, 5).update.tolist() == [5]
+
+
+def test_of_equal_scores_the_first_are_taken() -> None:
+    rows = torch.tensor([[0.0], [9.0], [0.0], [0.0], [0.0], [0.0]])
+    for m, chosen in [(1, [0]), (2, [0, 2]), (4, [0, 2, 3, 4]), (6, list(range(6)))]:
+        assert all_chosen_by(krum(rows, m=m)) == chosen
+    same = torch.ones(40, 3)
+    for m in (1, 7, 39):
+        assert all_chosen_by(krum(same, m=m)) == list(range(m))
+
+
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(
+    hnp.arrays(np.int64, shapes, elements=st.integers(-3, 3)),
+    prepared_for,
+    st.one_of(st.just("auto"), st.integers(1, 10)),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_several_on_whole_numbers(
+    rows: np.ndarray, f: int | None, m: int | str, dtype: torch.dtype
+) -> None:
+    """Scores are exact and many of them tie, so that those chosen are known for sure."""
+    n = len(rows)
+    assume(f is None or n - f - 2 >= 1)
+    n_chosen = n - (largest_f(n) if f is None else f) if isinstance(m, str) else m
+    assume(n_chosen <= n)
+    outcome = krum(torch.tensor(rows, dtype=dtype), f, m)
+    expected = scores_by_definition(rows.tolist(), f)
+    assert outcome.scores is not None
+    assert outcome.scores.tolist() == expected
+    chosen = sorted(range(n), key=lambda i: (expected[i], i))[:n_chosen]
+    assert all_chosen_by(outcome) == sorted(chosen)
+    assert outcome.update.tolist() == pytest.approx(rows[chosen].mean(axis=0), rel=1e-6, abs=1e-6)
+    share = [(i in chosen) / n_chosen for i in range(n)]
+    assert outcome.weights.tolist() == pytest.approx(share)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    hnp.arrays(np.float64, shapes, elements=st.floats(-1, 1, width=32)),
+    st.floats(-1e4, 1e4, width=32),
+    prepared_for,
+    st.integers(1, 10),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_several_on_any_numbers(
+    spread: np.ndarray, centre: float, f: int | None, m: int, dtype: torch.dtype
+) -> None:
+    n = len(spread)
+    assume((f is None or n - f - 2 >= 1) and m <= n)
+    updates = torch.tensor(spread + centre, dtype=dtype)
+    expected = scores_by_definition(updates.double().tolist(), f)
+    outcome = krum(updates, f, m)
+    chosen = all_chosen_by(outcome)
+    assert len(chosen) == m
+    best = sorted(expected)[:m]
+    assert sorted(expected[i] for i in chosen) == pytest.approx(best, rel=1e-9, abs=1e-11)
+    mean = updates.double()[chosen].mean(dim=0)
+    torch.testing.assert_close(outcome.update.double(), mean, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("m", [1, 5, 15, "auto"])
+def test_the_right_clients_win_among_nearly_equal_ones(m: int | str) -> None:
+    """Float32 rows, 1e-4 of their size apart and far from the origin."""
+    for seed in range(5):
+        rng = torch.Generator().manual_seed(seed)
+        common = torch.randn(400, generator=rng)
+        rows = common * (1 + 1e-4 * torch.randn(30, 400, generator=rng))
+        expected = scores_by_definition(rows.double().tolist(), None)
+        n_chosen = 30 - largest_f(30) if isinstance(m, str) else m
+        best = sorted(range(30), key=expected.__getitem__)[:n_chosen]
+        assert all_chosen_by(krum(rows, m=m)) == sorted(best)
+
+
+@pytest.mark.parametrize("m", ["auto", 2, 5])
+@pytest.mark.parametrize(("n", "n_malicious"), [(10, 1), (10, 3), (30, 6), (30, 13)])
+def test_none_of_a_minority_is_among_the_best(n: int, n_malicious: int, m: int | str) -> None:
+    outcome = krum(poisoned(n, n_malicious, spread=0.01), m=m)
+    n_chosen = n - largest_f(n) if isinstance(m, str) else m
+    chosen = all_chosen_by(outcome)
+    assert len(chosen) == n_chosen
+    assert min(chosen) >= n_malicious
+
+
+def test_more_than_there_are_honest_clients_lets_the_others_in() -> None:
+    rows = poisoned(10, 3, spread=0.01)
+    assert min(all_chosen_by(krum(rows, m=7))) >= 3
+    assert min(all_chosen_by(krum(rows, m=8))) < 3
+    torch.testing.assert_close(krum(rows, m=10).update, rows.mean(dim=0))
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 4), (5, 6), (10, 300)])
+def test_more_than_all_clients_are_refused(n: int, m: int) -> None:
+    """With both values, and before anything is trained."""
+    for attempt in (lambda: Krum(m=m).check(n), lambda: krum(torch.zeros(n, 2), m=m)):
+        with pytest.raises(ValueError, match=rf"^krum needs .*\b{n}\b") as refused:
+            attempt()
+        assert f"m={m}" in str(refused.value)
+    Krum(m=n).check(n)
+    Krum(m="auto").check(n)
+
+
+@pytest.mark.parametrize("m", [0, -1, -30, "best", "Auto", ""])
+def test_m_out_of_range_is_refused(m: int | str) -> None:
+    with pytest.raises(ValueError, match=rf"^m must be .*auto.*, got .*{m}") as refused:
+        Krum(m=m)
+    assert "1" in str(refused.value).partition(", got")[0]  # the range
+
+
+@pytest.mark.parametrize(("n", "f"), [(10, 4), (10, 5), (10, 7), (4, 1), (30, 14), (30, 27)])
+def test_f_beyond_the_paper_is_warned_of(n: int, f: int) -> None:
+    warning = Krum(f=f).warning(n)
+    assert isinstance(warning, str)
+    assert "\n" not in warning
+    assert f"N={n}" in warning
+    assert f"f={f}" in warning
+    Krum(f=f).check(n)
+
+
+@pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 0), (5, 1), (10, 3), (30, 13), (31, 14)])
+def test_f_of_the_paper_is_not_warned_of(n: int, f: int) -> None:
+    assert Krum(f=f).warning(n) is None
+    assert Krum(f=f + 1).warning(n) is not None
+
+
+def test_default_f_is_never_warned_of() -> None:
+    for m in (1, "auto"):
+        assert [Krum(m=m).warning(n) for n in range(3, 200)] == [None] * 197

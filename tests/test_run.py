@@ -33,10 +33,10 @@ def remembering(monkeypatch: pytest.MonkeyPatch) -> str:
     return "remembering"
 
 
-def config(out: Path, defense: str = "fedavg", **settings: Any) -> RunConfig:
+def config(out: Path, defense: str | dict[str, Any] = "fedavg", **settings: Any) -> RunConfig:
     return RunConfig(
         **{
-            "defense": {"name": defense},
+            "defense": {"name": defense} if isinstance(defense, str) else defense,
             "attack": {"name": "constrain_and_scale"},
             "dataset": {"name": "fmnist_sample"},
             "model": {"name": "mlp", "hidden": [4]},
@@ -79,3 +79,12 @@ def test_a_model_that_diverges_before_round_0_is_never_shared(tmp_path: Path) ->
         run(config(tmp_path, lr=1e30))
     assert list((tmp_path / ".pretrained").glob("*.pt")) == []
     assert Plan.of(config(tmp_path, lr=1e30)).folder.finished() is None
+
+
+def test_a_warning_of_the_defense_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(config(tmp_path, defense={"name": "krum", "f": 2}))
+    assert "warning: krum is proven for N > 2f + 2 only, got N=5, f=2\n" in capsys.readouterr().out
+    run(config(tmp_path, defense={"name": "krum", "f": 1}))
+    assert "warning" not in capsys.readouterr().out

@@ -1,0 +1,272 @@
+"""baybfed by its definition, to test the fast one by: every coordinate, in 34 digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mpmath
+import numpy as np
+
+mp = mpmath.MPContext()
+mp.dps = 34
+
+Row = Sequence[float]
+
+
+@dataclass(eq=False)
+class Cluster:
+    """One Gaussian over weights. `number` counts from 0 in order of opening."""
+
+    mu: Any
+    s2: Any
+    n: int
+    number: int
+
+
+@dataclass
+class Client:
+    """What a client's weights w come to in a round: x = w + D and m = mean(x), then the rest."""
+
+    x: Any
+    m: Any
+    mean: Any  # of w
+    error: Any  # (d D)^2 before the floor
+    e: Any = None
+    base: Any = None
+    p: Any = None
+    divergence: Any = None  # the largest
+    number: int = -1  # of the cluster it ended in
+
+
+@dataclass
+class Verdict:
+    """A round. `unsure` says what rounding could turn; empty if nothing."""
+
+    scores: list[float]
+    kept: list[bool]
+    numbers: list[int]
+    bases: list[float]
+    clusters: list[tuple[float, float, int, int]]  # mu, s2, n, number
+    unsure: list[str]
+
+
+def median(values: Sequence[Any]) -> Any:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+class Oracle:
+    """Round after round on plain lists. `concentration`: c of each client id before its first."""
+
+    def __init__(
+        self,
+        initial: Row,
+        concentration: Mapping[int, float],
+        *,
+        weights: str = "update",
+        cosine: str = "distance",
+        scoring: str = "round",
+        tau: str = "client",
+        assign: str = "max",
+        persist: bool = True,
+        score: str = "distance",
+        mu0: float = 0.0,
+        sigma0_sq: float | str = 9.0,
+        error_floor: float = 0.5,
+        max_clusters: int | None = None,
+        filter: str = "text",
+    ) -> None:
+        self.length = len(initial)
+        self.mu_p = mp.fsum(initial) / self.length
+        self.v_p = mp.fsum((mp.mpf(w) - self.mu_p) ** 2 for w in initial) / self.length
+        self.posterior = {who: (mp.mpf(c), self.mu_p) for who, c in concentration.items()}
+        self.weights, self.cosine, self.scoring, self.tau = weights, cosine, scoring, tau
+        self.assign, self.persist, self.score, self.filter = assign, persist, score, filter
+        self.mu0, self.error_floor = mp.mpf(mu0), mp.mpf(error_floor)
+        self.sigma0_sq, self.max_clusters = sigma0_sq, max_clusters
+        self.s0 = mp.mpf(0)
+        self.clusters: list[Cluster] = []
+        self.opened = 0
+        self.unsure: list[str] = []
+
+    def round(self, updates: Sequence[Row], ids: Sequence[int], global_params: Row) -> Verdict:
+        self.unsure = []
+        if not self.persist:
+            self.clusters = []
+        clients = [self.measure(update, global_params) for update in updates]
+        middle = median([client.error for client in clients])
+        for client, who in zip(clients, ids, strict=True):
+            client.e = max(client.error, self.error_floor * middle, mp.mpf("1e-12"))
+            client.base = self.learn(who, client.mean)
+            client.p = self.p(client)
+        auto = self.sigma0_sq == "auto"
+        self.s0 = 9 * median([c.e for c in clients]) if auto else mp.mpf(self.sigma0_sq)
+        in_order = [clients[i] for i in sorted(range(len(ids)), key=lambda i: ids[i])]
+        if self.scoring == "round":
+            choices = [self.judge(client) for client in in_order]
+            for client, choice in zip(in_order, choices, strict=True):
+                self.join(client, choice)
+        else:
+            for client in in_order:
+                if self.clusters:
+                    self.join(client, self.judge(client))
+                else:
+                    self.join(client, None)
+                    self.judge(client)
+        distance = self.score == "distance"
+        scores = [mp.sqrt(c.divergence) if distance else c.divergence for c in clients]
+        return Verdict(
+            scores=[float(score) for score in scores],
+            kept=self.keep(scores),
+            numbers=[client.number for client in clients],
+            bases=[float(client.base) for client in clients],
+            clusters=[(float(c.mu), float(c.s2), c.n, c.number) for c in self.clusters],
+            unsure=self.unsure,
+        )
+
+    def measure(self, update: Row, global_params: Row) -> Client:
+        """Eq. 2 and 3."""
+        u = [mp.mpf(value) for value in update]
+        g = [mp.mpf(value) for value in global_params]
+        w = u if self.weights == "update" else [a + b for a, b in zip(u, g, strict=True)]
+        norm_u, norm_w, norm_g = (mp.sqrt(mp.fsum(a * a for a in row)) for row in (u, w, g))
+        dot = mp.fsum(a * b for a, b in zip(w, g, strict=True))
+        similarity = dot / norm_w / norm_g if norm_w > 0 and norm_g > 0 else mp.mpf(0)
+        deviation = self.deviation(similarity)
+        mean = mp.fsum(w) / self.length
+        x = [a + deviation for a in w]
+        return Client(x, mean + deviation, mean, (norm_u * deviation) ** 2)
+
+    def deviation(self, similarity: Any) -> Any:
+        similarity = min(max(similarity, mp.mpf(-1)), mp.mpf(1))
+        if self.cosine == "distance":
+            return 1 - similarity
+        if self.cosine == "similarity":
+            return similarity
+        if 1 - abs(similarity) < 1e-8:
+            self.unsure.append("an angle of almost nothing")
+        return mp.acos(similarity) / mp.pi
+
+    def learn(self, who: int, mean: Any) -> Any:
+        """Eq. 1."""
+        c, base = self.posterior[who]
+        base = c / (c + self.length) * base + mean / c
+        self.posterior[who] = (c + self.length, base)
+        return base
+
+    def p(self, client: Client) -> Any:
+        """Eq. 4, over the coordinates."""
+        exponents = []
+        variance = max(client.m**2, mp.mpf("1e-24"))
+        for x in client.x:
+            peak = 1 / mp.sqrt(2 * mp.pi * self.v_p)
+            g = peak * mp.exp(-((x - self.mu_p) ** 2) / (2 * self.v_p)) + client.base
+            exponents.append((g - 1) ** 2 / (2 * variance))
+        if abs(client.m) < 1e-4 or min(exponents) > 1e3:
+            self.unsure.append("a spike for p")
+        return self.normalised(exponents)
+
+    def q(self, client: Client, mu: Any, s2: Any) -> Any:
+        """Eq. 5, over the coordinates."""
+        exponents = [(x - mu) ** 2 / (2 * s2) for x in client.x]
+        if min(exponents) > 1e3:
+            self.unsure.append("a spike for q")
+        return self.normalised(exponents)
+
+    def normalised(self, exponents: Sequence[Any]) -> list[Any]:
+        least = min(exponents)
+        values = [mp.exp(least - exponent) for exponent in exponents]
+        total = mp.fsum(values)
+        return [value / total for value in values]
+
+    def jensen_shannon(self, p: Any, q: Any) -> Any:
+        terms = []
+        for a, b in zip(p, q, strict=True):
+            middle = (a + b) / 2
+            terms += [value * mp.log(value / middle) / 2 for value in (a, b) if value > 0]
+        return mp.fsum(terms)
+
+    def judge(self, client: Client) -> Cluster | None:
+        """The cluster that is chosen; None for a new one."""
+        candidates: list[Cluster | None] = [*self.clusters, None]
+        places = [(c.mu, c.s2) for c in self.clusters] + [(self.mu0, self.s0 + client.e)]
+        found = [self.jensen_shannon(client.p, self.q(client, mu, s2)) for mu, s2 in places]
+        if 1e-22 < max(found) < 1e-18:
+            self.unsure.append("a divergence of almost nothing")
+        found = [divergence if divergence >= 1e-20 else mp.mpf(0) for divergence in found]
+        client.divergence = max(found)
+        best = found.index(client.divergence if self.assign == "max" else min(found))
+        for place, divergence in zip(places, found, strict=True):
+            apart = abs(mp.sqrt(divergence) - mp.sqrt(found[best]))
+            if place != places[best] and max(divergence, found[best]) > 0 and apart < 1e-8:
+                self.unsure.append("two clusters as far")
+        return candidates[best]
+
+    def join(self, client: Client, cluster: Cluster | None) -> None:
+        """Eq. 6 and 7."""
+        if cluster is None or cluster not in self.clusters:
+            if self.max_clusters == len(self.clusters):
+                self.clusters.pop(0)
+            cluster = Cluster(self.mu0, self.s0 + client.e, 0, self.opened)
+            self.opened += 1
+            self.clusters.append(cluster)
+        tau = 1 / (client.e if self.tau == "client" else cluster.s2)
+        tau0 = 1 / self.s0
+        cluster.n += 1
+        z = cluster.n * tau + tau0
+        cluster.mu = (client.m * cluster.n * tau + self.mu0 * tau0) / z
+        cluster.s2 = 1 / z + client.e
+        client.number = cluster.number
+
+    def keep(self, scores: Sequence[Any]) -> list[bool]:
+        mean = mp.fsum(scores) / len(scores)
+        kept = []
+        for i, score in enumerate(scores):
+            tied = False
+            for other in [*scores[:i], *scores[i + 1 :]]:
+                larger = max(score, other)
+                apart = abs(score - other) / larger if larger > 0 else mp.mpf(0)
+                distance = larger if self.score == "distance" else mp.sqrt(larger)
+                tied = tied or apart <= 1e-9
+                if 1e-10 < apart < 1e-8 or (0 < distance < 1e-4 and apart < 1e-13 / distance):
+                    self.unsure.append("two scores as high")
+            near = len(scores) > 1 and abs(score - mean) <= 1e-8 * mean + 1e-10
+            if near and tied == (self.filter == "pseudocode"):
+                self.unsure.append("a score at the mean")
+            below = score < mean
+            kept.append(below and not tied if self.filter == "text" else below or not tied)
+        return kept
+
+
+class Vectorised(Oracle):
+    """The same over numpy's longest floats, for many coordinates."""
+
+    def measure(self, update: Row, global_params: Row) -> Client:
+        u, g = (np.asarray(row, dtype=np.longdouble) for row in (update, global_params))
+        w = u if self.weights == "update" else u + g
+        norms = float(np.sqrt((w * w).sum()) * np.sqrt((g * g).sum()))
+        deviation = float(self.deviation(float((w * g).sum()) / norms if norms else 0.0))
+        mean = float(w.mean())
+        error = float((u * u).sum()) * deviation**2
+        return Client(w + deviation, mp.mpf(mean + deviation), mp.mpf(mean), mp.mpf(error))
+
+    def p(self, client: Client) -> Any:
+        mu, v = float(self.mu_p), float(self.v_p)
+        g = np.exp(-((client.x - mu) ** 2) / (2 * v)) / np.sqrt(2 * np.pi * v) + float(client.base)
+        return self.normalised((g - 1) ** 2 / (2 * max(float(client.m) ** 2, 1e-24)))
+
+    def q(self, client: Client, mu: Any, s2: Any) -> Any:
+        return self.normalised((client.x - float(mu)) ** 2 / (2 * float(s2)))
+
+    def normalised(self, exponents: Any) -> Any:
+        values = np.exp(exponents.min() - exponents)
+        return values / values.sum()
+
+    def jensen_shannon(self, p: Any, q: Any) -> Any:
+        middle = (p + q) / 2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            terms = [np.where(a > 0, a * np.log(a / middle), 0) for a in (p, q)]
+        return mp.mpf(float(terms[0].sum() + terms[1].sum()) / 2)
