@@ -58,7 +58,8 @@ def log_normal(x: Tensor, mean: float | Tensor, variance: Tensor) -> Tensor:
 
 def shares(log_density: Tensor, points: Points) -> Tensor:
     """Logarithm of each point's share, the density being normalised over the coordinates."""
-    log_mass = log_density + points.log_counts
+    # The largest goes first: counts are nothing beside a density of e^-1e40.
+    log_mass = log_density - log_density.amax(dim=-1, keepdim=True) + points.log_counts
     return log_mass - log_mass.logsumexp(dim=-1, keepdim=True)
 
 

@@ -85,11 +85,11 @@ def two_means(values: Tensor) -> tuple[Tensor, Tensor]:
         return ranked.new_zeros(len(ranked)), torch.zeros_like(values, dtype=torch.bool)
     size = torch.arange(1, n, dtype=torch.float64, device=values.device)  # of the lower cluster
     sums = ranked.cumsum(dim=1)
-    lower = sums[:, :-1] / size
-    upper = (sums[:, -1:] - sums[:, :-1]) / (n - size)
+    sizes = size * (n - size)
+    apart = size * sums[:, -1:] - n * sums[:, :-1]  # the centres' distance times both sizes
     # The squares within clusters are least where those between them are largest.
-    best = (size * (n - size) * (upper - lower) ** 2).argmax(dim=1, keepdim=True)  # [F, 1]
-    gaps = (upper - lower).gather(1, best)
+    best = (apart**2 / sizes).argmax(dim=1, keepdim=True)  # [F, 1]
+    gaps = (apart / sizes).gather(1, best)
     n_lower = best + 1
     is_lower = torch.arange(n, device=values.device) < n_lower  # [F, N] in sorted order
     in_minority = torch.where(2 * n_lower < n, is_lower, ~is_lower)

@@ -28,8 +28,8 @@ from fedbench.ops import clip_factors, gaussian, row_norms
 class DP(Defense):
     """Bounds what one client can do, and blurs what is left."""
 
-    clip: float = 1.0  # S: the longest an update may be
-    noise: float = 0.001  # sigma: standard deviation of the noise on each coordinate
+    clip: float = 0.4  # S: the longest an update may be
+    noise: float = 0.008  # sigma: standard deviation of the noise on each coordinate
 
     def __post_init__(self) -> None:
         if not 0 < self.clip < math.inf:

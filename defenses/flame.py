@@ -43,14 +43,14 @@ class Flame(Defense):
             raise ValueError(f"noise must be 0 or more and finite, got {self.noise}")
 
     def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
-        norms = row_norms(updates)
-        distances = pairwise_cosine_dist(updates, norms, view.global_params)  # [N, N]
+        distances = pairwise_cosine_dist(updates, view.global_params)  # [N, N]
         scores = _joins_majority_at(distances)  # [N]
         kept = scores == scores.min()
         weights = kept.to(updates.dtype) / kept.sum()
+        norms = row_norms(updates)
         bound = middle(norms)  # S
         update = (weights * clip_factors(norms, bound).to(updates.dtype)) @ updates
-        update += self.noise * bound.to(updates.dtype) * gaussian(update, view.rng)
+        update += (self.noise * bound).to(updates.dtype) * gaussian(update, view.rng)
         return Aggregate(update, weights, kept, scores), state
 
 

@@ -14,7 +14,7 @@ as long as N - f - 2 >= 1, with a warning.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ from fedbench.ops import pairwise_sq_dist
 @dataclass(frozen=True)
 class Krum(Defense):
     """Takes over the updates that are closest to their neighbours."""
+
+    version: ClassVar[int] = 2
 
     f: int | None = None  # None: the most Krum allows, (N - 3) // 2
     m: int | str = 1  # how many are averaged; auto: N - f

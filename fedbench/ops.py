@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import torch
@@ -12,19 +12,17 @@ CHUNK = 1 << 13  # columns at a time, so that their float64 copies stay in the c
 EXCHANGED = 1 << 21  # values at a time, of all rows together: about what a cache holds
 
 
-def in_double(updates: Tensor, n_more: int = 0) -> Iterator[tuple[slice, Tensor]]:
-    """Goes through [N, P] by columns: where they stand, and a float64 copy [N + n_more, CHUNK].
+def in_double(updates: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Goes through [N, P] by columns: where they stand, and a float64 copy that may be written to.
 
-    The copy is overwritten by the next one; what stands in its `n_more` last rows is left to the
-    caller. A few columns at a time stay in the cache: float64 costs no pass over memory more.
+    The next copy takes its place. A few columns at a time stay in the cache, so that float64 costs
+    no further pass over memory.
     """
     n, p = updates.shape
-    buffer = updates.new_empty(n + n_more, min(p, CHUNK), dtype=torch.float64)
+    buffer = updates.new_empty(n, min(p, CHUNK), dtype=torch.float64)
     for start in range(0, p, CHUNK):
         columns = slice(start, min(start + CHUNK, p))
-        rows = buffer[:, : columns.stop - start]
-        rows[:n].copy_(updates[:, columns])
-        yield columns, rows
+        yield columns, buffer[:, : columns.stop - start].copy_(updates[:, columns])
 
 
 def row_norms(updates: Tensor) -> Tensor:
@@ -35,21 +33,9 @@ def row_norms(updates: Tensor) -> Tensor:
     return squared.sqrt()
 
 
-def gram(updates: Tensor, origin: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
-    """Products of the rows, summed in float64: [N, P] -> [N, N].
-
-    With `origin` [P], of the rows minus it; with `offset` [P] too, which then makes one row more.
-    """
-    n = len(updates)
-    n_rows = n + (offset is not None)
-    products = updates.new_zeros(n_rows, n_rows, dtype=torch.float64)
-    for columns, rows in in_double(updates, n_rows - n):
-        if origin is not None:
-            rows[:n].sub_(origin[columns].double())
-        if offset is not None:
-            rows[n].copy_(offset[columns])
-        products.addmm_(rows, rows.T)
-    return (products + products.T) / 2
+def gram(updates: Tensor) -> Tensor:
+    """Products of the rows, summed in float64: [N, P] -> [N, N]."""
+    return _gram(rows for _, rows in in_double(updates))
 
 
 def pairwise_sq_dist(updates: Tensor) -> Tensor:
@@ -60,42 +46,49 @@ def pairwise_sq_dist(updates: Tensor) -> Tensor:
     the small differences, and unless most rows are huge, no huge one can be that row.
     """
     norms = row_norms(updates)
-    products = gram(updates, origin=updates[_middle(norms)])
-    squares = products.diagonal()
-    distances = squares[:, None] + squares[None, :] - 2 * products
-    return _as_of_equals(distances.clamp_min(0), updates, norms)
-
-
-def pairwise_cosine_dist(updates: Tensor, norms: Tensor, offset: Tensor) -> Tensor:
-    """1 - cos between the rows offset + u_i, given the |u_i|: [N, N], float64 in 0..2.
-
-    0 exactly for equal rows, 1 to a row without a direction. Half the squared distance between
-    the rows' unit vectors, which are nearly equal when updates are short against the offset. So
-    each is written as what it differs by from a middle one, the unit vector of c = offset + u_m:
-
-        a_i = c + d_i,  a_i/|a_i| - c/|c| = d_i / |a_i| + c (1/|a_i| - 1/|c|)
-
-    whose distances need only the products of the d_i and c.
-    """
-    n = len(updates)
     origin = updates[_middle(norms)]
-    products = gram(updates, origin, offset.double() + origin)
-    d, with_c, c_squared = products[:n, :n], products[:n, n], products[n, n]  # d.d, d.c, c.c
-    longer = 2 * with_c + d.diagonal()  # |a_i|^2 - |c|^2
-    squared = c_squared + longer
-    vanished = squared <= 1e-14 * (c_squared + d.diagonal())  # what rounding leaves of zero
-    length, c_length = squared.clamp_min(0).sqrt(), c_squared.sqrt()
-    by_d = torch.where(vanished, 0, 1 / length)
-    by_c = -longer / (length * c_length * (length + c_length))
-    by_c = torch.where(vanished | (c_squared == 0), 0, by_c)
-    # |x_i - x_j|^2 of x_i = by_d_i d_i + by_c_i c
-    own, along = by_d**2 * d.diagonal(), by_d * with_c
-    apart = by_c[:, None] - by_c[None, :]
-    distances = (own[:, None] + own[None, :] - 2 * by_d[:, None] * by_d[None, :] * d) / 2
-    distances += apart * (along[:, None] - along[None, :]) + apart**2 * c_squared / 2
-    distances[vanished, :] = 1
-    distances[:, vanished] = 1
-    return _as_of_equals(distances.clamp(0, 2), updates, norms)
+    centred = (rows.sub_(origin[columns]) for columns, rows in in_double(updates))
+    return _as_of_equals(_sq_dist(_gram(centred)), updates, norms)
+
+
+def pairwise_cosine_dist(updates: Tensor, offset: Tensor) -> Tensor:
+    """1 - cos between the rows offset + u_i: [N, P] and [P] -> [N, N], float64 in 0..2.
+
+    0 exactly for equal rows, 1 to a row without a direction. It is half the squared distance of the
+    unit vectors. These are nearly equal when updates are short against the offset, so one of them
+    is taken from all, as above.
+    """
+    squared = updates.new_zeros(len(updates), dtype=torch.float64)
+    for columns, rows in in_double(updates):
+        squared += torch.linalg.vector_norm(rows.add_(offset[columns]), dim=1) ** 2
+    lengths = squared.sqrt()
+    shrink = torch.where(lengths > 0, 1 / lengths, 0)[:, None]  # [N, 1]
+    middle = _middle(lengths)
+
+    def centred_units() -> Iterator[Tensor]:
+        for columns, rows in in_double(updates):
+            units = rows.add_(offset[columns]).mul_(shrink)
+            yield units.sub_(units[middle].clone())
+
+    distances = _sq_dist(_gram(centred_units())).clamp_max(4) / 2
+    aimless = lengths == 0
+    distances[aimless, :] = 1
+    distances[:, aimless] = 1
+    return _as_of_equals(distances, updates, lengths)
+
+
+def _gram(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of part @ part.T over parts [N, columns]."""
+    total: Tensor | None = None
+    for part in parts:
+        total = part @ part.T if total is None else total.addmm_(part, part.T)
+    assert total is not None
+    return (total + total.T) / 2
+
+
+def _sq_dist(products: Tensor) -> Tensor:
+    squares = products.diagonal()
+    return (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0)
 
 
 def _middle(norms: Tensor) -> int:

@@ -437,12 +437,11 @@ def test_a_fresh_client_is_blocked_at_its_sixth_drop_in_a_row() -> None:
 @pytest.mark.parametrize("n_kept", [1, 5, 60])
 def test_a_good_past_is_lived_on(n_kept: int) -> None:
     _, state = play([offence((3, 4, 5), [])] * n_kept)
-    n_drops = 0
-    while not is_blocked(4, state):
+    limit = next(k for k in range(200) if chance_below_half(3 + n_kept, 3 + k) > 0.95)
+    assert limit > 6
+    for n_drops in range(1, limit + 1):
         _, state = step(*offence((3, 4, 5), [4]), state)
-        n_drops += 1
-    limits = [k for k in range(200) if chance_below_half(3 + n_kept, 3 + k) > 0.95]
-    assert n_drops == limits[0] > 6
+        assert is_blocked(4, state) == (n_drops >= limit)
 
 
 def test_being_kept_in_between_counts() -> None:

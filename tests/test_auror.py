@@ -65,10 +65,10 @@ def column(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)[:, None]
 
 
-def spread(values: Sequence[Fraction]) -> Fraction:
+def spread(values: Sequence[int]) -> Fraction:
     """The sum of squared distances to the mean."""
-    mean = sum(values, Fraction(0)) / len(values)
-    return sum(((value - mean) ** 2 for value in values), Fraction(0))
+    n = len(values)
+    return Fraction(n * sum(value**2 for value in values) - sum(values) ** 2, n)
 
 
 class Clusters(NamedTuple):
@@ -79,23 +79,23 @@ class Clusters(NamedTuple):
 
 def two_means(values: Sequence[float]) -> Clusters:
     """Every cut of the sorted values is tried, in exact arithmetic; the lowest of the best."""
-    exact = [Fraction(value) for value in values]
+    ratios = [value.as_integer_ratio() for value in values]
+    unit = max(denominator for _, denominator in ratios)  # they are powers of two
+    exact = [numerator * (unit // denominator) for numerator, denominator in ratios]
     order = sorted(range(len(exact)), key=exact.__getitem__)
-    if exact[order[0]] == exact[order[-1]]:
+    ranked = [exact[i] for i in order]
+    if ranked[0] == ranked[-1]:
         return Clusters(Fraction(0), [])
     cuts = range(1, len(order))
-    costs = [
-        spread([exact[i] for i in order[:cut]]) + spread([exact[i] for i in order[cut:]])
-        for cut in cuts
-    ]
+    costs = [spread(ranked[:cut]) + spread(ranked[cut:]) for cut in cuts]
     cut = cuts[costs.index(min(costs))]
     lower, upper = order[:cut], order[cut:]
-    centres = [sum((exact[i] for i in part), Fraction(0)) / len(part) for part in (lower, upper)]
+    gap = Fraction(sum(ranked[cut:]), len(upper)) - Fraction(sum(ranked[:cut]), len(lower))
     minority: list[int] = []
     if len(lower) != len(upper):
         minority = min(lower, upper, key=len)
-    better = [cost for cost in costs if cost <= min(costs) + spread(exact) / 10**9]
-    return Clusters(centres[1] - centres[0], minority, len(better) == 1)
+    good = [cost for cost in costs if cost <= min(costs) + spread(exact) / 10**9]
+    return Clusters(gap / unit, minority, len(good) == 1)
 
 
 def by_definition(
@@ -168,9 +168,10 @@ def test_centres_must_be_further_apart_than_alpha(alpha: float, score: float) ->
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 6, 7, 10])
 def test_equal_values_are_one_cluster(value: float, n: int) -> None:
     """Not two whose means are rounded to different numbers."""
-    outcome = auror(torch.full((n, 3), value), alpha=0.0)
-    assert scores_of(outcome) == [0] * n
-    assert accepted_by(outcome) == [True] * n
+    for dtype in (torch.float32, torch.float64):
+        outcome = auror(torch.full((n, 3), value, dtype=dtype), alpha=0.0)
+        assert scores_of(outcome) == [0] * n
+        assert accepted_by(outcome) == [True] * n
 
 
 def test_equal_halves_have_no_minority() -> None:
@@ -195,7 +196,7 @@ def best_of_all(values: Sequence[int]) -> tuple[Fraction, list[set[int]]]:
             parts = [set(chosen), clients - set(chosen)]
             means = [Fraction(sum(values[i] for i in part), len(part)) for part in parts]
             if means[0] < means[1]:
-                cost = sum(spread([Fraction(values[i]) for i in part]) for part in parts)
+                cost = sum(spread([values[i] for i in part]) for part in parts)
                 costs.setdefault(Fraction(cost), []).append(parts[0])
     return min(costs), costs[min(costs)]
 
@@ -300,17 +301,26 @@ def noise(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("relative", [1e-2, 1e-4, 1e-5])
-def test_nearly_equal_rows_are_told_apart(relative: float) -> None:
-    """Eleven float32 clients, alpha near the distances: who is in which cluster, and of what."""
+@pytest.mark.parametrize(
+    ("relative", "dtype"),
+    [(1e-2, torch.float32), (1e-4, torch.float32), (1e-5, torch.float32), (1e-10, torch.float64)],
+)
+def test_nearly_equal_rows_are_told_apart(relative: float, dtype: torch.dtype) -> None:
+    """Eleven clients, alpha near the distances: who is in which cluster, and of what."""
     for seed in range(5):
-        rows = noise(40, seed=seed) * (1 + relative * noise(11, 40, seed=seed + 100))
-        rounds: list[Round] = [(0, range(11), rows)]
+        differences = relative * noise(11, 40, seed=seed + 100).to(dtype)
+        rows = noise(40, seed=seed).to(dtype) * (1 + differences)
         for alpha in (0.0, relative, 2 * relative):
-            expected = by_definition(rounds, alpha, 10, range(40))[0]
-            outcome = auror(rows, alpha)
-            assert_agrees(outcome, rows, expected)
-        assert max(expected) > 0
+            expected = by_definition(in_turn(rows), alpha, 10, range(40))[0]
+            assert_agrees(auror(rows, alpha), rows, expected)
+            assert max(expected) > 0
+
+
+def test_centres_are_not_rounded_to_float32() -> None:
+    # 1 1 1 + 2^-23 has the mean 1 + 2^-23 / 3, which float32 does not have.
+    rows = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1.0], [1.0], [1 + 2.0**-23]])
+    assert rows[-1].item() > 1
+    assert scores_of(auror(rows, alpha=1.0)) == [0, 0, 0, 0, 1, 1, 1]
 
 
 def poisoned(n: int, n_malicious: int, seed: int = 0) -> Tensor:

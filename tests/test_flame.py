@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from sklearn.cluster import HDBSCAN
+from sklearn.cluster import HDBSCAN  # type: ignore[import-untyped]
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, ServerView
@@ -266,23 +266,28 @@ def test_against_hdbscan_on_updates_like_those_of_training(n: int, dtype: torch.
         expected = verdict_by_definition(distances)
         outcome = flame(updates, start)
         assert kept_by(outcome) == expected.kept == kept_by_hdbscan(distances)
-        assert scores_of(outcome) == pytest.approx(expected.scores, rel=1e-10)
+        assert scores_of(outcome) == pytest.approx(expected.scores, rel=1e-10, abs=0)
         update = mean_by_definition(updates.double().tolist(), expected.kept)
         assert outcome.update.tolist() == pytest.approx(update, rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("length", [1e2, 1.0, 1e-2], ids="{:g}_of_the_model".format)
-@pytest.mark.parametrize("relative", [1e-2, 1e-4])
-def test_the_right_clients_are_kept_among_nearly_equal_ones(relative: float, length: float) -> None:
-    """Down to distances of 1e-12: in float32, all of them are zero or noise."""
+@pytest.mark.parametrize(
+    ("relative", "dtype"), [(1e-2, torch.float32), (1e-4, torch.float32), (1e-6, torch.float64)]
+)
+def test_the_right_clients_are_kept_among_nearly_equal_ones(
+    relative: float, dtype: torch.dtype, length: float
+) -> None:
+    """Down to distances of 1e-12 in float32: there, all of them would be zero or noise."""
     for seed in range(8):
-        start = randn(200, seed=seed)
-        common = randn(200, seed=seed + 100)
-        updates = length * common * (1 + relative * randn(20, 200, seed=seed + 200))
+        start = randn(200, seed=seed).to(dtype)
+        common = randn(200, seed=seed + 100).to(dtype)
+        own = randn(20, 200, seed=seed + 200).to(dtype)
+        updates = length * common * (1 + relative * own)
         expected = verdict_by_definition(exact_distances(models_of(updates, start)))
         outcome = flame(updates, start)
         assert kept_by(outcome) == expected.kept
-        assert scores_of(outcome) == pytest.approx(expected.scores, rel=1e-3)
+        assert scores_of(outcome) == pytest.approx(expected.scores, rel=1e-3, abs=0)
 
 
 def test_a_minority_of_the_same_length_does_not_blur_the_majority() -> None:
@@ -295,7 +300,7 @@ def test_a_minority_of_the_same_length_does_not_blur_the_majority() -> None:
         expected = verdict_by_definition(exact_distances(models_of(updates, start)))
         outcome = flame(updates, start)
         assert kept_by(outcome) == expected.kept
-        assert scores_of(outcome) == pytest.approx(expected.scores, rel=1e-6)
+        assert scores_of(outcome) == pytest.approx(expected.scores, rel=1e-6, abs=0)
 
 
 @pytest.mark.parametrize("scale", [1e3, 1e6, 1e9])
