@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -100,9 +101,18 @@ class AFA(Defense):
             kept, xi = kept & ~dropped, xi + self.xi_step
 
     def blocks(self, a: int, b: int) -> bool:
-        """Whether BetaCDF(1/2; a, b) = P(Binomial(a + b - 1, 1/2) >= a) is above `block`."""
-        n = a + b - 1
-        return sum(math.comb(n, k) for k in range(a, n + 1)) / 2**n > self.block
+        return beta_cdf_at_half(a, b) > self.block
+
+
+@lru_cache(maxsize=1 << 14)
+def beta_cdf_at_half(a: int, b: int) -> float:
+    """BetaCDF(1/2; a, b) = P(Binomial(a + b - 1, 1/2) >= a), from whole numbers."""
+    n = a + b - 1
+    total = ways = 1  # to choose n of n
+    for k in range(n, a, -1):
+        ways = ways * k // (n - k + 1)
+        total += ways
+    return total / 2**n
 
 
 def _cosines(products: Tensor, weights: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
-from fedbench.ops import clip_factors, gaussian, middle, pairwise_cosine_dist, row_norms
+from fedbench.ops import clip_factors, gaussian, middle, pairwise_cosine_dist
 
 
 @DEFENSES.register("flame")
@@ -43,11 +43,10 @@ class Flame(Defense):
             raise ValueError(f"noise must be 0 or more and finite, got {self.noise}")
 
     def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
-        distances = pairwise_cosine_dist(updates, view.global_params)  # [N, N]
+        distances, norms = pairwise_cosine_dist(updates, view.global_params)  # [N, N], [N]
         scores = _joins_majority_at(distances)  # [N]
         kept = scores == scores.min()
         weights = kept.to(updates.dtype) / kept.sum()
-        norms = row_norms(updates)
         bound = middle(norms)  # S
         update = (weights * clip_factors(norms, bound).to(updates.dtype)) @ updates
         update += (self.noise * bound).to(updates.dtype) * gaussian(update, view.rng)

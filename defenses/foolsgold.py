@@ -66,7 +66,7 @@ class FoolsGold(Defense):
         products = gram(histories)
         lengths = products.diagonal().sqrt()
         cosines = products / (lengths[:, None] * lengths[None, :])
-        cosines = cosines.nan_to_num(nan=0.0).clamp(-1, 1).fill_diagonal_(0)  # [N, N]
+        cosines = cosines.nan_to_num(0, 0, 0).clamp(-1, 1).fill_diagonal_(0)  # [N, N]
         likeness = cosines.max(dim=1).values  # [N], 0 or more for the diagonal's sake
         pardon = (likeness[:, None] / likeness[None, :]).nan_to_num(nan=1.0).clamp_max(1)
         trust = (1 - (cosines * pardon).max(dim=1).values).clamp(0, 1)

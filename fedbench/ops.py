@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 13  # columns at a time, so that their float64 copies stay in the cache
+DOUBLES = 1 << 18  # values in float64 at a time: they stay in the cache
+BLOCK = 32  # rows at a time, at most
 EXCHANGED = 1 << 21  # values at a time, of all rows together: about what a cache holds
 
 
@@ -19,9 +21,10 @@ def in_double(updates: Tensor) -> Iterator[tuple[slice, Tensor]]:
     no further pass over memory.
     """
     n, p = updates.shape
-    buffer = updates.new_empty(n, min(p, CHUNK), dtype=torch.float64)
-    for start in range(0, p, CHUNK):
-        columns = slice(start, min(start + CHUNK, p))
+    width = min(p, DOUBLES // n + 1)
+    buffer = updates.new_empty(n, width, dtype=torch.float64)
+    for start in range(0, p, width):
+        columns = slice(start, min(start + width, p))
         yield columns, buffer[:, : columns.stop - start].copy_(updates[:, columns])
 
 
@@ -51,39 +54,53 @@ def pairwise_sq_dist(updates: Tensor) -> Tensor:
     return _as_of_equals(_sq_dist(_gram(centred)), updates, norms)
 
 
-def pairwise_cosine_dist(updates: Tensor, offset: Tensor) -> Tensor:
-    """1 - cos between the rows offset + u_i: [N, P] and [P] -> [N, N], float64 in 0..2.
+def pairwise_cosine_dist(updates: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """1 - cos between the rows a_i = offset + u_i, and the |u_i|: [N, N] and [N], float64.
 
-    0 exactly for equal rows, 1 to a row without a direction. It is half the squared distance of the
-    unit vectors. These are nearly equal when updates are short against the offset, so one of them
-    is taken from all, as above.
+    In 0..2; 0 exactly for equal rows, 1 to a row without a direction. It is half the squared
+    distance of the unit vectors a_i / |a_i|. These are nearly equal when updates are short against
+    the offset, so that of a middle row m is taken from all, as above, before they are scaled:
+    a_i / |a_i| - a_m / |a_m| = (a_i - |a_i| / |a_m| a_m) / |a_i|.
     """
-    squared = updates.new_zeros(len(updates), dtype=torch.float64)
+    norms, lengths = updates.new_zeros(2, len(updates), dtype=torch.float64)
     for columns, rows in in_double(updates):
-        squared += torch.linalg.vector_norm(rows.add_(offset[columns]), dim=1) ** 2
-    lengths = squared.sqrt()
-    shrink = torch.where(lengths > 0, 1 / lengths, 0)[:, None]  # [N, 1]
+        norms += torch.linalg.vector_norm(rows, dim=1) ** 2
+        lengths += torch.linalg.vector_norm(rows.add_(offset[columns]), dim=1) ** 2
+    norms, lengths = norms.sqrt(), lengths.sqrt()
     middle = _middle(lengths)
+    ratio = (lengths / lengths[middle]).nan_to_num(0, 0)  # of no use if m has no direction
+    factors = torch.stack([torch.ones_like(ratio), -ratio], dim=1)  # [N, 2]
 
-    def centred_units() -> Iterator[Tensor]:
+    def centred() -> Iterator[Tensor]:
         for columns, rows in in_double(updates):
-            units = rows.add_(offset[columns]).mul_(shrink)
-            yield units.sub_(units[middle].clone())
+            away = torch.stack([offset[columns].double(), offset[columns] + rows[middle]])
+            yield rows.addmm_(factors, away)
 
-    distances = _sq_dist(_gram(centred_units())).clamp_max(4) / 2
+    shrink = torch.where(lengths > 0, 1 / lengths, 0)
+    products = _gram(centred()) * (shrink[:, None] * shrink[None, :])
+    distances = _sq_dist(products).clamp_max(4) / 2
     aimless = lengths == 0
     distances[aimless, :] = 1
     distances[:, aimless] = 1
-    return _as_of_equals(distances, updates, lengths)
+    return _as_of_equals(distances, updates, norms), norms
 
 
 def _gram(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of part @ part.T over parts [N, columns]."""
-    total: Tensor | None = None
+    """The sum of part @ part.T over parts [N, columns].
+
+    In blocks of rows from the diagonal down: what is above it is the same again.
+    """
+    total = None
     for part in parts:
-        total = part @ part.T if total is None else total.addmm_(part, part.T)
+        n = len(part)
+        height = math.ceil(n / math.ceil(n / BLOCK))
+        total = part.new_zeros(n, n) if total is None else total
+        for start in range(0, n, height):
+            end = start + height
+            total[start:end, :end].addmm_(part[start:end], part[:end].T)
     assert total is not None
-    return (total + total.T) / 2
+    below = total.tril()
+    return below + below.tril(-1).T
 
 
 def _sq_dist(products: Tensor) -> Tensor:

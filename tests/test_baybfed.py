@@ -74,6 +74,10 @@ def doubles(*rows: Sequence[float]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 # Two models [3 4 0 0] and [1 0 0 0], and what three clients make of them.
 INITIAL_1, GLOBAL_1 = doubles([0.02, -0.02, 0.02, -0.02])[0], doubles([3, 4, 0, 0])[0]
 MODELS_1 = doubles([3, 4, 0.3, 0], [3.1, 4, -0.2, 0.1], [2, 4.5, 2, -2])
@@ -270,18 +274,7 @@ def assert_agrees(outcome: Aggregate, state: Any, verdict: Verdict, updates: Ten
     assert clusters.tolist() == [pytest.approx(c, rel=1e-7, abs=1e-9) for c in verdict.clusters]
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    p=st.integers(2, 12),
-    n_rounds=st.integers(1, 4),
-    options=st.fixed_dictionaries({}, optional=OPTIONS),
-    concentration=st.one_of(
-        st.just(dict.fromkeys(IDS, 5.0)), st.fixed_dictionaries(dict.fromkeys(IDS, st.floats(1, 9)))
-    ),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-)
-def test_against_the_definition(
+def assert_follows_the_definition(
     seed: int,
     p: int,
     n_rounds: int,
@@ -307,8 +300,66 @@ def test_against_the_definition(
         assert_agrees(outcome, state, verdict, updates)
 
 
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    p=st.integers(2, 12),
+    n_rounds=st.integers(1, 4),
+    options=st.fixed_dictionaries({}, optional=OPTIONS),
+    concentration=st.one_of(
+        st.just(dict.fromkeys(IDS, 5.0)), st.fixed_dictionaries(dict.fromkeys(IDS, st.floats(1, 9)))
+    ),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_against_the_definition(
+    seed: int,
+    p: int,
+    n_rounds: int,
+    options: dict[str, Any],
+    concentration: dict[int, float],
+    dtype: torch.dtype,
+) -> None:
+    assert_follows_the_definition(seed, p, n_rounds, options, concentration, dtype)
+
+
+@pytest.mark.parametrize("assign", ["max", "min"])
+@pytest.mark.parametrize("max_clusters", [1, 2])
+def test_a_client_whose_cluster_is_gone_opens_a_new_one(max_clusters: int, assign: str) -> None:
+    """Gone in the same pass, for one that a client before it opened."""
+    options = {"max_clusters": max_clusters, "assign": assign}
+    for seed in range(12):
+        concentration = dict.fromkeys(IDS, 5.0)
+        assert_follows_the_definition(seed, 4, 4, options, concentration, torch.float64)
+
+
+@pytest.mark.parametrize("p", [*range(2, 10), 61, 400])
+def test_of_equal_clusters_the_first_takes_the_client(p: int) -> None:
+    """Clusters of the same mean and variance, opened by equal updates, diverge alike."""
+    global_params, initial = normal(p, seed=1), 0.3 * normal(p, seed=2)
+    for n in range(2, 10):
+        defense = BayBFed(sigma0_sq=0.25)
+        state = start(defense, initial, same_c(n))
+        row = 0.3 * normal(p, seed=n)
+        for index, updates in enumerate([row.expand(n, -1), 0.3 * normal(n, p, seed=50 + n)]):
+            view = view_of(global_params, initial, range(n), index)
+            outcome, state = defense.aggregate(updates, state, view)
+            if index == 0:
+                assert outcome.details["cluster"].tolist() == [*range(n)]
+        numbers = outcome.details["cluster"].tolist()
+        assert all(number == 0 or number >= n for number in numbers), numbers
+
+
+@pytest.mark.parametrize("cosine", ["distance", "angular", "similarity"])
+def test_along_the_global_model(cosine: str) -> None:
+    """Where rounding takes the cosine beyond 1."""
+    for seed in range(30):
+        global_params = normal(7, seed=seed)
+        updates = doubles([0.1], [-0.3], [0.7], [1.1], [-1.3]) * global_params
+        outcome, state = first_round(
+            updates, global_params, 0.3 * normal(7, seed=100), cosine=cosine
+        )
+        assert all(0 <= score <= math.sqrt(LN2) for score in scores_of(outcome))
+        assert state["clusters"].isfinite().all()
 
 
 @pytest.mark.parametrize("bins", [2048, 16])

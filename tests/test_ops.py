@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from fedbench import ops
-from fedbench.ops import CHUNK, column_median, pairwise_sq_dist
+from fedbench.ops import column_median, gram, pairwise_cosine_dist, pairwise_sq_dist, row_norms
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -103,14 +103,76 @@ def test_distances_are_symmetric_to_the_bit(n: int) -> None:
         assert (distances.diagonal() == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("n", "n_params"), [(4, CHUNK - 1), (4, CHUNK), (26, CHUNK + 1), (4, 2 * CHUNK + 7)]
-)
-def test_distances_over_many_columns(n: int, n_params: int) -> None:
+@pytest.mark.parametrize("n", [4, 31, 32, 33, 65, 100])
+@pytest.mark.parametrize("n_params", [7, 8, 9, 16, 100])
+def test_whatever_the_blocks_and_chunks(
+    n: int, n_params: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "DOUBLES", 7 * n)  # eight columns at a time
     updates = randn(n_params) * (1 + 1e-4 * randn(n, n_params, seed=1))
     before = updates.clone()
+    offset = 100 * randn(n_params, seed=2)
     assert_relative(pairwise_sq_dist(updates), by_difference(updates), rtol=1e-9)
+    distances, norms = pairwise_cosine_dist(updates, offset)
+    assert_relative(distances, by_angle(updates.double() + offset), rtol=1e-5)
+    assert_relative(norms, updates.double().norm(dim=1), rtol=1e-14)
+    assert torch.equal(norms, row_norms(updates))
+    assert_relative(gram(updates), updates.double() @ updates.double().T, rtol=1e-12)
     assert torch.equal(updates, before)
+
+
+def by_angle(rows: Tensor) -> Tensor:
+    """1 - cos from the differences of unit vectors with 63 bits."""
+    units = rows.numpy().astype(np.longdouble)
+    units /= np.sqrt((units**2).sum(axis=1, keepdims=True))
+    halves = [((units - unit) ** 2).sum(axis=1) / 2 for unit in units]
+    return torch.from_numpy(np.stack(halves).astype(np.float64))
+
+
+@pytest.mark.parametrize("n_huge", [0, 1, 5, 6, 9])
+@pytest.mark.parametrize("scale", [1e3, 1e9, 1e30])
+@pytest.mark.parametrize("short", [1.0, 1e-2, 1e-6])
+def test_angles_of_rows_of_any_length(n_huge: int, scale: float, short: float) -> None:
+    offset = randn(50, seed=3)
+    updates = short * (randn(50) + 1e-2 * randn(10, 50, seed=1))
+    updates[:n_huge] = scale * randn(n_huge, 50, seed=2)
+    distances, _ = pairwise_cosine_dist(updates, offset)
+    expected = by_angle(updates.double() + offset.double())
+    rounding = 1e-15 if n_huge > 5 else 0  # the middle row is then far from the short ones
+    torch.testing.assert_close(distances, expected, rtol=1e-6, atol=rounding)
+
+
+def test_angles_of_equal_opposite_and_aimless_rows() -> None:
+    offset = torch.tensor([1.0, 2.0])
+    rows = torch.tensor([[1.0, 2.0], [2.0, 4.0], [-1.0, -2.0], [0.0, 0.0], [2.0, -1.0], [1.0, 2.0]])
+    distances, norms = pairwise_cosine_dist(rows - offset, offset)
+    expected = [
+        [0, 0, 2, 1, 1, 0],
+        [0, 0, 2, 1, 1, 0],
+        [2, 2, 0, 1, 1, 2],
+        [1, 1, 1, 0, 1, 1],
+        [1, 1, 1, 1, 0, 1],
+        [0, 0, 2, 1, 1, 0],
+    ]
+    np.testing.assert_allclose(distances.numpy(), expected, atol=1e-15)
+    assert float(distances[0, 5]) == 0
+    assert torch.equal(distances[0], distances[5])
+    np.testing.assert_allclose(norms.numpy(), (rows - offset).norm(dim=1).numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("n_params", [5, 3000, 70000])
+def test_equal_rows_are_at_no_distance_and_of_one_mind(n_params: int) -> None:
+    updates = randn(40, n_params) * 0.1 + 1
+    updates[[3, 17, 39]] = updates[8].clone()
+    updates[20] = updates[8] * (1 + 2e-7)  # nearly equal is not equal
+    for distances in (
+        pairwise_sq_dist(updates),
+        pairwise_cosine_dist(updates, randn(n_params, seed=9))[0],
+    ):
+        same = [3, 8, 17, 39]
+        assert (distances[same][:, same] == 0).all()
+        assert (distances[same] == distances[8]).all()
+        assert float(distances[8, 20]) > 0
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
@@ -127,23 +189,12 @@ def test_distances_of_whole_numbers_are_exact(rows: np.ndarray) -> None:
 @pytest.mark.parametrize("n", range(1, 13))
 @pytest.mark.parametrize("n_params", [1, 7, 8, 9, 16, 17])
 def test_median_across_chunks(n: int, n_params: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "CHUNK", 8)
+    monkeypatch.setattr(ops, "EXCHANGED", 7 * n)  # eight columns at a time
     updates = randn(n, n_params, seed=n)
     before = updates.clone()
     expected = np.median(updates.double().numpy(), axis=0)
     np.testing.assert_allclose(column_median(updates).numpy(), expected, rtol=1e-5, atol=1e-7)
     assert torch.equal(updates, before)
-
-
-@pytest.mark.parametrize("n", [3, 4])
-@pytest.mark.parametrize("n_params", [CHUNK - 1, CHUNK, CHUNK + 1])
-def test_median_at_the_size_of_a_chunk(n: int, n_params: int) -> None:
-    updates = randn(n, n_params)
-    found = column_median(updates)
-    expected = np.median(updates.double().numpy(), axis=0)
-    assert found.dtype == updates.dtype
-    assert found.shape == (n_params,)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-7)
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
