@@ -6,11 +6,12 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 CHUNK = 1 << 18  # coordinates counted at a time, so that their bin numbers stay in the cache
 FINER = 16
-NO_DIVERGENCE = 1e-20  # below this it is rounding
+SMALL = 1e-3  # divergences below this need care
+NO_DIVERGENCE = 1e-20  # and below this are rounding
 
 
 class Points(NamedTuple):
@@ -66,19 +67,29 @@ def shares(log_density: Tensor, points: Points) -> Tensor:
 def divergences(log_p: Tensor, log_q: Tensor) -> Tensor:
     """Jensen-Shannon divergence, in nats, of [B] from each row of [K, B]: [K] in 0..ln 2.
 
-    With r = log q - log p, one point adds
+    With r = log q - log p,
 
-        1/2 [p (ln 2 - softplus(r)) + q (ln 2 - softplus(-r))]
+        JSD = ln 2 - 1/2 sum [p softplus(r) + q softplus(-r)]
 
-    of which rounding leaves nothing when q is near p. There the same is written without differences
-    of nearly equal numbers: 1/2 p [r/2 expm1(r) - (1 + e^r) ln cosh(r/2)].
+    of which rounding leaves nothing when q is near p. Where it is small it is therefore summed from
+    terms that are: for |r| < 1 without differences of nearly equal numbers,
+
+        JSD = 1/2 sum p [r/2 expm1(r) - (1 + e^r) ln cosh(r/2)]
     """
+    r = log_q - log_p
+    softplus = nn.functional.softplus(r, threshold=50)
+    total = math.log(2) - (log_p.exp() * softplus + log_q.exp() * (softplus - r)).sum(dim=-1) / 2
+    small = total < SMALL
+    if small.any():
+        total[small] = _small_divergences(log_p, log_q[small])
+    return torch.where(total < NO_DIVERGENCE, 0.0, total.clamp_max(math.log(2)))
+
+
+def _small_divergences(log_p: Tensor, log_q: Tensor) -> Tensor:
     p, q, r = log_p.exp(), log_q.exp(), log_q - log_p
-    softplus = r.abs().neg().exp().log1p() + r.clamp_min(0)
+    softplus = nn.functional.softplus(r, threshold=50)
     far = p * (math.log(2) - softplus) + q * (math.log(2) - (softplus - r))
     s = r.clamp(-1, 1)
     grown = s.expm1()
     near = p * (s / 2 * grown - (2 + grown) * (2 * (s / 4).sinh() ** 2).log1p())
-    terms = torch.where(r.abs() < 1, near, far) / 2
-    total = terms.sum(dim=-1).clamp(0, math.log(2))
-    return torch.where(total < NO_DIVERGENCE, 0.0, total)
+    return torch.where(r.abs() < 1, near, far).sum(dim=-1) / 2
