@@ -1,17 +1,23 @@
-"""BayBFed's numerics: distributions over the coordinates of a vector, and how far they diverge."""
+"""The parts of BayBFed: distributions over coordinates, how far they diverge, and clusters."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fedbench.ops import middle
+
+if TYPE_CHECKING:
+    from fedbench.defenses.baybfed import BayBFed
+
 CHUNK = 1 << 18  # coordinates counted at a time, so that their bin numbers stay in the cache
-FINER = 16
+FINER = 16  # fine bins in a bin
 SMALL = 1e-3  # divergences below this need care
 NO_DIVERGENCE = 1e-20  # and below this are rounding
+SAME = 1e-9  # relative difference of equal divergences
 
 
 class Points(NamedTuple):
@@ -32,8 +38,10 @@ def binned(values: Tensor, n_bins: int, scale: float) -> Points:
     huge ones do not put all others into one bin. Counting in bins FINER times as many gives each
     bin's mean without a second pass for sums.
     """
-    if scale == 0:
-        return Points(values[:1].double(), values[:1].double() + math.log(len(values)))
+    if scale == 0:  # all are zero
+        return Points(*values.new_tensor([[0.0], [math.log(len(values))]], dtype=torch.float64))
+    if not 1e-30 < scale < 1e30:
+        values = values.double()  # for float32 could not hold |v| + scale
     half = n_bins * FINER // 2  # fine bins on either side of the one at 0
     counts = torch.zeros(2 * half + 1, dtype=torch.int64, device=values.device)
     for part in values.split(CHUNK):
@@ -52,8 +60,9 @@ def binned(values: Tensor, n_bins: int, scale: float) -> Points:
     return Points(sums / mass, mass.log())
 
 
-def log_normal(x: Tensor, mean: float | Tensor, variance: Tensor) -> Tensor:
+def log_normal(x: Tensor, mean: float | Tensor, variance: float | Tensor) -> Tensor:
     """Logarithm of the normal density."""
+    variance = torch.as_tensor(variance, dtype=torch.float64, device=x.device)
     return -0.5 * ((x - mean) ** 2 / variance + (2 * math.pi * variance).log())
 
 
@@ -93,3 +102,71 @@ def _small_divergences(log_p: Tensor, log_q: Tensor) -> Tensor:
     grown = s.expm1()
     near = p * (s / 2 * grown - (2 + grown) * (2 * (s / 4).sinh() ** 2).log1p())
     return torch.where(r.abs() < 1, near, far).sum(dim=-1) / 2
+
+
+class Client(NamedTuple):
+    """What the clusters need to know of a client."""
+
+    x: Points
+    log_p: Tensor  # [B] shares
+    mean: float  # of x
+    error: float  # a variance
+
+
+class Normal(NamedTuple):
+    mean: float
+    variance: float
+
+
+class Cluster(NamedTuple):
+    mean: float
+    variance: float
+    n: int
+
+
+class Clusters:
+    """The clusters in the course of a round, by the number that each keeps, oldest first."""
+
+    def __init__(self, rule: BayBFed, state: dict[str, Any], errors: Tensor) -> None:
+        self.rule = rule
+        self.opened: int = state["opened"]
+        auto = isinstance(rule.sigma0_sq, str)
+        self.s0 = 9 * float(middle(errors)) if auto else float(rule.sigma0_sq)
+        rows = state["clusters"].tolist() if rule.persist else []
+        self.known = {int(number): Cluster(mu, s2, int(n)) for mu, s2, n, number in rows}
+
+    def to_tensor(self) -> Tensor:
+        """[K, 4]: mean, variance, n, number."""
+        rows = [[*cluster, number] for number, cluster in self.known.items()]
+        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 4)
+
+    def meet(self, client: Client) -> tuple[float, int | None]:
+        """The client's MaxJD, and the cluster to join: its number, or None for a new one."""
+        numbers = [*self.known, None]
+        normals = [*self.known.values(), self._new(client.error)]
+        parameters = torch.tensor(normals, dtype=torch.float64, device=client.log_p.device)
+        mu, s2, _ = parameters.T.unsqueeze(2)  # each [K + 1, 1]
+        log_q = shares(log_normal(client.x.x, mu, s2), client.x)  # [K + 1, B]
+        found = divergences(client.log_p, log_q)
+        wanted = found.max() if self.rule.assign == "max" else found.min()
+        first = (found - wanted).abs() <= SAME * wanted  # of equal ones the oldest
+        score = found.max().sqrt() if self.rule.score == "distance" else found.max()
+        return float(score), numbers[int(first.int().argmax())]
+
+    def join(self, number: int | None, mean: float, error: float) -> int:
+        """Eq. 6 and 7: takes a client in, in a new cluster if there is none of that number."""
+        if number is None or number not in self.known:
+            if len(self.known) == self.rule.max_clusters:
+                del self.known[min(self.known)]
+            number, self.opened = self.opened, self.opened + 1
+            self.known[number] = self._new(error)
+        cluster = self.known[number]
+        n = cluster.n + 1
+        tau, tau0 = 1 / (error if self.rule.tau == "client" else cluster.variance), 1 / self.s0
+        total = n * tau + tau0
+        centre = (mean * n * tau + self.rule.mu0 * tau0) / total
+        self.known[number] = Cluster(centre, 1 / total + error, n)
+        return number
+
+    def _new(self, error: float) -> Cluster:
+        return Cluster(self.rule.mu0, self.s0 + error, 0)

@@ -15,8 +15,11 @@ N - 1 splits are tried. Clusters of equal size have no smaller one, and values t
 make one cluster. The score is share_i.
 
 Differences: the paper finds the indicative features in 10 rounds before it judges anybody; here
-they are used at once, so that an attack in round 0 is met. alpha has no value that suits all
-models: it is set for each data set, and docs/defenses.md says how.
+they are used at once, so that an attack in round 0 is met. Either way rounds under attack decide
+what is indicative: one client that moves every weight by more than alpha in one of them makes every
+feature indicative, after which a backdoor in few of them is not seen. Of two equally good splits
+the one with fewer low values counts. alpha has no value that suits all models: it is set for each
+data set, and docs/defenses.md says how.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ Language Models, ICLR 2018, https://arxiv.org/abs/1710.06963
     update = 1/N * sum_i u'_i + N(0, sigma^2 I)
 
 S and sigma are constants, chosen for each data set (docs/defenses.md says how). It is a defense,
-not a privacy guarantee: sigma is far below what a useful (epsilon, delta) needs, no budget is
-counted, and clients are not sampled at random. It judges no client: TPR and TNR are not defined.
+not a privacy guarantee: sigma is far below what a useful (epsilon, delta) needs, and no budget is
+counted. It judges no client: TPR and TNR are not defined. Batch-norm statistics are averaged as
+they are, neither clipped nor noised: a way in for an attacker.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
-from fedbench.ops import clip_factors, gaussian, row_norms
+from fedbench.ops import clipped_sum, gaussian, row_norms
 
 
 @DEFENSES.register("dp")
@@ -38,8 +39,7 @@ class DP(Defense):
             raise ValueError(f"noise must be 0 or more and finite, got {self.noise}")
 
     def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
-        n = len(updates)
-        factors = clip_factors(row_norms(updates), self.clip) / n  # [N]
-        update = factors.to(updates.dtype) @ updates
+        weights = updates.new_full((len(updates),), 1 / len(updates))
+        update = clipped_sum(updates, weights, row_norms(updates), self.clip)
         update += self.noise * gaussian(update, view.rng)
-        return Aggregate(update, updates.new_full((n,), 1 / n)), state
+        return Aggregate(update, weights), state

@@ -13,9 +13,10 @@ are made in order of distance (single linkage): all whom links of length up to h
 smallest h that connects a majority. That is what is computed here; tests compare it with
 scikit-learn's HDBSCAN. N = 1 is kept, where HDBSCAN would not run.
 
-lambda is 0.001 for images and words, 0.01 for traffic, as the paper has it. By its definition it
-keeps little more than half of the clients whenever these are diverse, attack or not: honest clients
-of unusual data are rejected in every round.
+lambda is 0.001 for images and words; for traffic the paper takes 0.01. By its definition it keeps
+little more than half of the clients whenever these are diverse, attack or not: honest clients of
+unusual data are rejected in every round. Batch-norm statistics are averaged over the kept clients
+as they are, neither clipped nor noised.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
-from fedbench.ops import clip_factors, gaussian, middle, pairwise_cosine_dist
+from fedbench.ops import clipped_sum, gaussian, middle, pairwise_cosine_dist
 
 
 @DEFENSES.register("flame")
@@ -48,7 +49,7 @@ class Flame(Defense):
         kept = scores == scores.min()
         weights = kept.to(updates.dtype) / kept.sum()
         bound = middle(norms)  # S
-        update = (weights * clip_factors(norms, bound).to(updates.dtype)) @ updates
+        update = clipped_sum(updates, weights, norms, bound)
         update += (self.noise * bound).to(updates.dtype) * gaussian(update, view.rng)
         return Aggregate(update, weights, kept, scores), state
 

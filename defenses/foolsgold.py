@@ -14,11 +14,12 @@ layer (the paper's indicative features), and i, j clients of this round:
 
 Accepted are clients with w_i > 0; the score is 1 - w_i. Memory is by client id.
 
-Differences from the authors' code: theirs adds 1e-5 to w before the logarithm and scales updates of
-norm above 1 down to 1, which their paper does not mention; public copies divide the sum by N or by
-nothing, which the choice of learning rate hides there. Here the weights add up to 1, since every
-rule meets the same server_lr. Where max_i w_i <= 1e-12, all clients are alike: all are taken for
-sybils, and the global model stays.
+Differences from the authors' code: theirs adds 1e-5 to the odds w / (1 - w) and to v, and scales
+updates of norm above 1 down to 1, which their paper does not mention; public copies divide the sum
+by N or by nothing, which the choice of learning rate hides there. Here the weights add up to 1,
+since every rule meets the same server_lr. The paper can also weigh features by their importance to
+the model; here all of the output layer count alike. Where max_i w_i <= 1e-12, all clients are
+alike: all are taken for sybils, and the global model stays.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class FoolsGold(Defense):
         ids = view.client_ids.tolist()
         sums = {i: row.double() + state.get(i, 0) for i, row in zip(ids, seen, strict=True)}
         trust = self._trust(torch.stack([sums[i] for i in ids]))  # [N]
-        weights = (trust / trust.sum().clamp_min(ALIKE)).to(updates.dtype)
+        total = trust.sum()
+        weights = (trust / torch.where(total > 0, total, 1)).to(updates.dtype)
         return Aggregate(weights @ updates, weights, weights > 0, 1 - trust), state | sums
 
     def _trust(self, histories: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class ServerView:
     global_params: Tensor  # [P]
     initial_params: Tensor  # [P] before round 0
     layers: Mapping[str, slice]  # parameter name -> its place in P
-    rng: torch.Generator  # the only randomness a defense may use
+    rng: torch.Generator  # the only randomness a defense may use; on the CPU, new in each round
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 DOUBLES = 1 << 18  # values in float64 at a time: they stay in the cache
 BLOCK = 32  # rows at a time, at most
+NEAR = 1e-9  # computed distances of equal rows are far below this
 EXCHANGED = 1 << 21  # values at a time, of all rows together: about what a cache holds
 
 
@@ -51,7 +52,8 @@ def pairwise_sq_dist(updates: Tensor) -> Tensor:
     norms = row_norms(updates)
     origin = updates[_middle(norms)]
     centred = (rows.sub_(origin[columns]) for columns, rows in in_double(updates))
-    return _as_of_equals(_sq_dist(_gram(centred)), updates, norms)
+    distances = _sq_dist(_gram(centred))
+    return _as_of_equals(distances, updates, norms, near=distances <= NEAR * norms**2)
 
 
 def pairwise_cosine_dist(updates: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,7 +84,8 @@ def pairwise_cosine_dist(updates: Tensor, offset: Tensor) -> tuple[Tensor, Tenso
     aimless = lengths == 0
     distances[aimless, :] = 1
     distances[:, aimless] = 1
-    return _as_of_equals(distances, updates, norms), norms
+    near = (distances <= NEAR) | (aimless[:, None] & aimless[None, :])
+    return _as_of_equals(distances, updates, norms, near), norms
 
 
 def _gram(parts: Iterable[Tensor]) -> Tensor:
@@ -112,13 +115,15 @@ def _middle(norms: Tensor) -> int:
     return int(norms.argsort()[(len(norms) - 1) // 2])
 
 
-def _as_of_equals(distances: Tensor, updates: Tensor, norms: Tensor) -> Tensor:
+def _as_of_equals(distances: Tensor, updates: Tensor, norms: Tensor, near: Tensor) -> Tensor:
     """The distances with those of equal rows made equal, and 0 between them."""
     first: dict[float, list[int]] = {}  # norm -> rows of that norm that differ
+    candidates = near.tolist()
     stands_for = []
     for i, norm in enumerate(norms.tolist()):
         known = first.setdefault(norm, [])
-        same = next((j for j in known if torch.equal(updates[i], updates[j])), None)
+        alike = (j for j in known if candidates[i][j])
+        same = next((j for j in alike if torch.equal(updates[i], updates[j])), None)
         if same is None:
             known.append(i)
         stands_for.append(i if same is None else same)
@@ -126,9 +131,15 @@ def _as_of_equals(distances: Tensor, updates: Tensor, norms: Tensor) -> Tensor:
     return distances.fill_diagonal_(0)[rows][:, rows]
 
 
-def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
-    """What to multiply rows of these norms with so that none is longer than the bound: [N]."""
-    return torch.where(norms > bound, bound / norms, 1.0)
+def clipped_sum(updates: Tensor, weights: Tensor, norms: Tensor, bound: float | Tensor) -> Tensor:
+    """sum_i w_i u_i with every u_i of norm above the bound scaled down to it: [P]."""
+    factors = weights.double() * torch.where(norms > bound, bound / norms, 1.0)  # [N]
+    # Rows so long that float32 could not hold their factor are scaled in float64.
+    longest = (factors < torch.finfo(updates.dtype).tiny) & (weights > 0)
+    total = torch.where(longest, 0, factors).to(updates.dtype) @ updates
+    for i in longest.nonzero()[:, 0].tolist():
+        total += (updates[i].double() * factors[i]).to(updates.dtype)
+    return total
 
 
 def gaussian(like: Tensor, rng: torch.Generator) -> Tensor:

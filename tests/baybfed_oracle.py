@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 mp = mpmath.MPContext()
 mp.dps = 34
 
-Row = Sequence[float]
+Row = Sequence[float] | np.ndarray
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class Oracle:
         self.opened = 0
         self.unsure: list[str] = []
 
-    def round(self, updates: Sequence[Row], ids: Sequence[int], global_params: Row) -> Verdict:
+    def round(self, updates: Iterable[Row], ids: Sequence[int], global_params: Row) -> Verdict:
         self.unsure = []
         if not self.persist:
             self.clusters = []
