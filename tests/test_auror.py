@@ -436,6 +436,16 @@ def test_later_features_are_not_added() -> None:
     assert scores_of(outcomes[11]) == [0] * 5
 
 
+def test_one_client_can_blind_it() -> None:
+    """Once every feature is indicative, a backdoor in one of them is not seen."""
+    backdoor = deviating((1, 2))
+    alone = play(Auror(1.0), in_turn(backdoor, backdoor))
+    assert accepted_by(alone[1]) == [True, False, True, True, True]
+    blinded = play(Auror(1.0), in_turn(deviating(*((0, k) for k in range(4))), backdoor))
+    assert scores_of(blinded[1]) == [0, 0.25, 0, 0, 0]
+    assert accepted_by(blinded[1]) == [True] * 5
+
+
 def test_features_of_several_rounds_are_united() -> None:
     rounds = [deviating((0, k)) for k in range(4)]
     outcomes = play(Auror(1.0), in_turn(*rounds))

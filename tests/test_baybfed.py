@@ -599,6 +599,51 @@ def test_an_attacker_along_the_global_model_replaces_the_honest(seed: int) -> No
     assert honest_kept < 0.1
 
 
+def with_a_decoy(decoy: bool) -> list[tuple[int, int]]:
+    """How many of 6 malicious and 24 honest clients each round keeps; attacks from round 3."""
+    n, p = 30, 3000
+    rng = torch.Generator().manual_seed(0)
+    global_params = 0.05 * torch.randn(p, generator=rng) + 0.01
+    initial = 0.05 * torch.randn(p, generator=rng)
+    aim, other_aim = torch.randn(2, p, generator=rng)
+    defense = BayBFed()
+    state, kept = defense.init(), []
+    for index in range(7):
+        updates = 0.01 * (0.5 * aim + torch.randn(n, p, generator=rng))
+        if index >= 3:
+            updates[:6] = 0.05 * (other_aim + 0.2 * torch.randn(6, p, generator=rng))
+            updates[0] = 1e6 * global_params if decoy else updates[0]
+        view = view_of(global_params, initial, range(n), index, index)
+        outcome, state = defense.aggregate(updates, state, view)
+        rows = kept_by(outcome)
+        kept.append((sum(row < 6 for row in rows), sum(row >= 6 for row in rows)))
+    return kept
+
+
+def test_a_sacrificed_client_lets_its_accomplices_in_and_then_keeps_the_honest_out() -> None:
+    """The mean is not robust, and a long update along the global model has no error."""
+    assert with_a_decoy(False)[3:] == [(0, 24)] * 4
+    first, *later = with_a_decoy(True)[3:]
+    assert first == (5, 24)
+    assert all(honest <= 3 for _, honest in later)
+
+
+@pytest.mark.parametrize("value", [1e-45, 1e-42, 1e-38, 1e30, 3e38])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_bins_of_the_smallest_and_largest_numbers(value: float, everywhere: bool) -> None:
+    updates = 0.1 * torch.randn(6, 5000, generator=torch.Generator().manual_seed(1))
+    updates[2] = 0
+    updates[2, None if everywhere else 7] = value
+    global_params, initial = torch.randn(2, 5000, generator=torch.Generator().manual_seed(2))
+    scores = {}
+    for bins in (2048, 5000):
+        defense = BayBFed(bins=bins)
+        view = view_of(global_params, initial, range(6))
+        outcome, _ = defense.aggregate(updates, start(defense, initial, same_c(6)), view)
+        scores[bins] = scores_of(outcome)
+    assert scores[2048] == pytest.approx(scores[5000], abs=1e-4)
+
+
 # Concentration and base measure.
 
 

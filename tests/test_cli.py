@@ -52,7 +52,7 @@ KEYS = [
     "tracker",
     "weight_decay",
 ]
-GROUPS = ["attack", "dataset", "defense", "executor", "model", "tracker"]
+GROUPS = ["attack", "dataset", "defense", "executor", "model", "tracker", "tuned"]
 RUN_FILES = [".lock", "checkpoint.pt", "config.yaml", "rounds.jsonl", "summary.json"]
 ROUND_KEYS = [
     "round",

@@ -256,6 +256,7 @@ UNUSUAL: dict[str, Callable[[int], Tensor]] = {
     "scaled_row": scaled,
     "mostly_huge": lambda n: torch.cat([honest(n)[: n // 3], honest(n)[n // 3 :] * 1e30]),
     "tiny": lambda n: honest(n) * 1e-30,
+    "tiniest_row": with_row(2, 1.4e-45),
     "duplicates": duplicates,
     "nearly_equal": nearly_equal,
     "opposed": opposed,
@@ -460,7 +461,7 @@ def test_state_survives_a_checkpoint(chosen: dict[str, Any]) -> None:
         {"sum": torch.tensor([1.0, math.inf])},
         {"sum": math.nan},
         {(1, 2): 0},
-        {"memory": random.Random(0)},
+        {"memory": 2j},
     ],
     ids=str,
 )
