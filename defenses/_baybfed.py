@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 18  # coordinates counted at a time, so that their bin numbers stay in the cache
 FINER = 16  # fine bins in a bin
-SMALL = 1e-3  # divergences below this need care
-NO_DIVERGENCE = 1e-20  # and below this are rounding
+NO_DIVERGENCE = 1e-20  # below this it is rounding
+TOGETHER = 16  # clusters at a time, so that their densities stay in the cache
 SAME = 1e-9  # relative difference of equal divergences
 
 
@@ -43,21 +44,26 @@ def binned(values: Tensor, n_bins: int, scale: float) -> Points:
     if not 1e-30 < scale < 1e30:
         values = values.double()  # for float32 could not hold |v| + scale
     half = n_bins * FINER // 2  # fine bins on either side of the one at 0
+    middle = values.new_tensor(half + 0.5)
     counts = torch.zeros(2 * half + 1, dtype=torch.int64, device=values.device)
     for part in values.split(CHUNK):
-        z = part.abs().add_(scale)
-        torch.div(part, z, out=z)
-        counts += torch.bincount(z.mul_(half).add_(half + 0.5).int(), minlength=len(counts))
-    used = counts.nonzero()[:, 0]
-    z = ((used - half) / half).double().clamp(1 / (4 * half) - 1, 1 - 1 / (4 * half))
-    v = scale * z / (1 - z.abs())
-    groups, coarse = (
-        (used + FINER // 2).div(FINER, rounding_mode="floor").unique(return_inverse=True)
-    )
-    mass = torch.zeros(len(groups), dtype=torch.float64, device=values.device)
-    sums = mass.index_add(0, coarse, v * counts[used])
-    mass = mass.index_add(0, coarse, counts[used].double())
-    return Points(sums / mass, mass.log())
+        place = torch.addcdiv(middle, part, part.abs().add_(scale), value=half)
+        counts += torch.bincount(place.int(), minlength=len(counts))
+    # A bin has its fine ones on both sides, so that 0 is in the middle of one.
+    fine = nn.functional.pad(counts, (FINER // 2, FINER - 1 - FINER // 2)).view(-1, FINER)
+    counts = fine.sum(dim=1)
+    used = counts > 0
+    sums = scale * (fine[used] * _centres(half).to(values.device)[used]).sum(dim=1)
+    return Points(sums / counts[used], counts[used].double().log())
+
+
+@lru_cache(maxsize=2)
+def _centres(half: int) -> Tensor:
+    """v / scale at the middle of each fine bin, by bin: [n_bins + 1, FINER]."""
+    z = torch.arange(-half, half + 1, dtype=torch.float64) / half
+    z = z.clamp(1 / (4 * half) - 1, 1 - 1 / (4 * half))  # the outermost reach to infinity
+    v = z / (1 - z.abs())
+    return nn.functional.pad(v, (FINER // 2, FINER - 1 - FINER // 2)).view(-1, FINER)
 
 
 def log_normal(x: Tensor, mean: float | Tensor, variance: float | Tensor) -> Tensor:
@@ -80,28 +86,29 @@ def divergences(log_p: Tensor, log_q: Tensor) -> Tensor:
 
         JSD = ln 2 - 1/2 sum [p softplus(r) + q softplus(-r)]
 
-    of which rounding leaves nothing when q is near p. Where it is small it is therefore summed from
-    terms that are: for |r| < 1 without differences of nearly equal numbers,
-
-        JSD = 1/2 sum p [r/2 expm1(r) - (1 + e^r) ln cosh(r/2)]
+    of which rounding leaves nothing when q is near p. Points with |r| < 1 therefore add what has no
+    differences of nearly equal numbers, 1/2 p [r/2 expm1(r) - (1 + e^r) ln cosh(r/2)].
     """
     r = log_q - log_p
-    softplus = nn.functional.softplus(r, threshold=50)
-    total = math.log(2) - (log_p.exp() * softplus + log_q.exp() * (softplus - r)).sum(dim=-1) / 2
-    small = total < SMALL
-    if small.any():
-        total[small] = _small_divergences(log_p, log_q[small])
+    near = r.abs().amax(dim=-1) < 1  # [K]
+    total = torch.empty_like(r[:, 0])
+    total[near] = _near_terms(log_p, r[near]).sum(dim=-1)
+    total[~near] = _far_terms(log_p, r[~near]).sum(dim=-1)
     return torch.where(total < NO_DIVERGENCE, 0.0, total.clamp_max(math.log(2)))
 
 
-def _small_divergences(log_p: Tensor, log_q: Tensor) -> Tensor:
-    p, q, r = log_p.exp(), log_q.exp(), log_q - log_p
+def _near_terms(log_p: Tensor, r: Tensor) -> Tensor:
+    """With h = expm1(r/2): expm1(r) = h (h + 2), and cosh(r/2) = 1 + h^2 / (2 + 2 h)."""
+    h = (r / 2).expm1()
+    grown = h * (h + 2)
+    return log_p.exp() * (r / 2 * grown - (2 + grown) * (h * h / (2 + 2 * h)).log1p()) / 2
+
+
+def _far_terms(log_p: Tensor, r: Tensor) -> Tensor:
+    p, q = log_p.exp(), (log_p + r).exp()
     softplus = nn.functional.softplus(r, threshold=50)
-    far = p * (math.log(2) - softplus) + q * (math.log(2) - (softplus - r))
-    s = r.clamp(-1, 1)
-    grown = s.expm1()
-    near = p * (s / 2 * grown - (2 + grown) * (2 * (s / 4).sinh() ** 2).log1p())
-    return torch.where(r.abs() < 1, near, far).sum(dim=-1) / 2
+    far = (p * (math.log(2) - softplus) + q * (math.log(2) - (softplus - r))) / 2
+    return torch.where(r.abs() < 1, _near_terms(log_p, r.clamp(-1, 1)), far)
 
 
 class Client(NamedTuple):
@@ -145,9 +152,12 @@ class Clusters:
         numbers = [*self.known, None]
         normals = [*self.known.values(), self._new(client.error)]
         parameters = torch.tensor(normals, dtype=torch.float64, device=client.log_p.device)
-        mu, s2, _ = parameters.T.unsqueeze(2)  # each [K + 1, 1]
-        log_q = shares(log_normal(client.x.x, mu, s2), client.x)  # [K + 1, B]
-        found = divergences(client.log_p, log_q)
+        parts = []
+        for part in parameters.split(TOGETHER):
+            mu, s2, _ = part.T.unsqueeze(2)  # each [k, 1]
+            log_q = shares(log_normal(client.x.x, mu, s2), client.x)  # [k, B]
+            parts.append(divergences(client.log_p, log_q))
+        found = torch.cat(parts)  # [K + 1]
         wanted = found.max() if self.rule.assign == "max" else found.min()
         first = (found - wanted).abs() <= SAME * wanted  # of equal ones the oldest
         score = found.max().sqrt() if self.rule.score == "distance" else found.max()

@@ -132,8 +132,7 @@ class BayBFed(Defense):
     ) -> tuple[Aggregate, dict[str, Any]]:
         ids = view.client_ids.tolist()
         rows = self._measure(updates, view.global_params)
-        variance, mean = torch.var_mean(view.initial_params.double(), correction=0)
-        initial = Normal(float(mean), max(float(variance), LEAST_VARIANCE))
+        initial = _normal_of(view.initial_params)
         priors = {i: state["posterior"].get(i) or self._prior(i, initial, view) for i in ids}
         posterior = {
             i: _posterior(*priors[i], mean, updates.shape[1])
@@ -239,6 +238,12 @@ class Measures(NamedTuple):
 def _posterior(c: float, h: float, mean: float, n_values: int) -> tuple[float, float]:
     """(c, H) after Eq. 1."""
     return c + n_values, c / (c + n_values) * h + mean / c
+
+
+def _normal_of(values: Tensor) -> Normal:
+    _, sums, norms = _products(values[None], values)
+    mean = sums.item() / len(values)
+    return Normal(mean, max(norms.item() ** 2 / len(values) - mean**2, LEAST_VARIANCE))
 
 
 def _products(updates: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
