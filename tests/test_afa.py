@@ -16,10 +16,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rounds import accepted_by, scores_of, view_of
 from scipy.stats import beta
 from torch import Tensor
 
-from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
+from fedbench.defense import DEFENSES, Aggregate, Defense
 
 AFA: Any = DEFENSES.get("afa")
 Round = tuple[Sequence[int], Tensor]  # ids [N] and updates [N, P]
@@ -29,9 +30,7 @@ def step(
     ids: Sequence[int], updates: Tensor, state: Any = None, defense: Defense | None = None
 ) -> tuple[Aggregate, Any]:
     defense = defense or AFA()
-    zeros = torch.zeros(updates.shape[1], dtype=updates.dtype)
-    layers = {"0.weight": slice(0, 1), "1.weight": slice(1, None)}
-    view = ServerView(0, torch.tensor(ids), zeros, zeros, layers, torch.Generator())
+    view = view_of(ids, updates, layers={"0.weight": slice(0, 1), "1.weight": slice(1, None)})
     return defense.aggregate(updates, defense.init() if state is None else state, view)
 
 
@@ -46,16 +45,6 @@ def play(rounds: Iterable[Round], defense: Defense | None = None) -> tuple[list[
 
 def afa(updates: Tensor, **hyper: Any) -> Aggregate:
     return step(range(len(updates)), updates, defense=AFA(**hyper))[0]
-
-
-def accepted_by(outcome: Aggregate) -> list[bool]:
-    assert outcome.accepted is not None
-    return [bool(accepted) for accepted in outcome.accepted]
-
-
-def scores_of(outcome: Aggregate) -> list[float]:
-    assert outcome.scores is not None
-    return [float(score) for score in outcome.scores]
 
 
 def column(*values: float) -> Tensor:

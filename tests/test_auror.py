@@ -15,13 +15,13 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rounds import ONE_LAYER, accepted_by, scores_of, view_of
 from torch import Tensor
 
-from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
+from fedbench.defense import DEFENSES, Aggregate, Defense
 
 Auror: Any = DEFENSES.get("auror")
 Round = tuple[int, Sequence[int], Tensor]  # index, ids [N] and updates [N, P]
-ONE_LAYER = {"fc.weight": slice(0, None)}
 
 
 def play(
@@ -29,15 +29,7 @@ def play(
 ) -> list[Aggregate]:
     state, outcomes = defense.init(), []
     for index, ids, updates in rounds:
-        zeros = torch.zeros(updates.shape[1], dtype=updates.dtype)
-        view = ServerView(
-            index,
-            torch.tensor(ids),
-            zeros,
-            zeros,
-            places,
-            torch.Generator(),
-        )
+        view = view_of(ids, updates, index, places)
         outcome, state = defense.aggregate(updates, state, view)
         outcomes.append(outcome)
     return outcomes
@@ -49,16 +41,6 @@ def auror(updates: Tensor, alpha: float, **hyper: Any) -> Aggregate:
 
 def in_turn(*rounds: Tensor, start: int = 0) -> list[Round]:
     return [(start + k, range(len(rows)), rows) for k, rows in enumerate(rounds)]
-
-
-def accepted_by(outcome: Aggregate) -> list[bool]:
-    assert outcome.accepted is not None
-    return [bool(accepted) for accepted in outcome.accepted]
-
-
-def scores_of(outcome: Aggregate) -> list[float]:
-    assert outcome.scores is not None
-    return [float(score) for score in outcome.scores]
 
 
 def column(*values: float) -> Tensor:

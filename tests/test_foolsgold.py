@@ -13,13 +13,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rounds import ONE_LAYER, accepted_by, view_of
 from torch import Tensor
 
-from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
+from fedbench.defense import DEFENSES, Aggregate, Defense
 
 FoolsGold: Any = DEFENSES.get("foolsgold")
 Round = tuple[Sequence[int], Tensor]  # ids [N] and updates [N, P]
-ONE_LAYER = {"fc.weight": slice(0, None)}
 
 
 def play(
@@ -28,15 +28,7 @@ def play(
     defense = defense or FoolsGold()
     state, outcomes = defense.init(), []
     for index, (ids, updates) in enumerate(rounds):
-        zeros = torch.zeros(updates.shape[1], dtype=updates.dtype)
-        view = ServerView(
-            index,
-            torch.tensor(ids),
-            zeros,
-            zeros,
-            places,
-            torch.Generator(),
-        )
+        view = view_of(ids, updates, index, places)
         outcome, state = defense.aggregate(updates, state, view)
         outcomes.append(outcome)
     return outcomes
@@ -44,11 +36,6 @@ def play(
 
 def foolsgold(updates: Tensor, **hyper: Any) -> Aggregate:
     return play([(range(len(updates)), updates)], FoolsGold(**hyper))[0]
-
-
-def accepted_by(outcome: Aggregate) -> list[bool]:
-    assert outcome.accepted is not None
-    return [bool(accepted) for accepted in outcome.accepted]
 
 
 def votes_of(outcome: Aggregate) -> list[float]:
