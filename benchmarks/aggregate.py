@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def compare(
     names: list[str], updates: Tensor, view: ServerView, threads: int, repeats: int
 ) -> None:
     n, p = updates.shape
-    mean, gram = (lambda: updates.mean(0)), (lambda: updates @ updates.T)
+    mean, gram = partial(updates.mean, 0), partial(torch.matmul, updates, updates.T)
     (mean_seconds, gram_seconds), _ = side_by_side([mean, gram], repeats)
     print(
         f"\nn = {n}, P = {p:,}, {threads} thread{'s' * (threads > 1)}: "
@@ -80,12 +81,12 @@ def compare(
     for name in names:
         defense = DEFENSES.build({"name": name})
         _, state = defense.aggregate(updates, defense.init(), view)
-        rule = lambda: defense.aggregate(updates, state, view)  # noqa: B023, E731
+        rule = partial(defense.aggregate, updates, state, view)
         peak = extra_memory(rule) / updates.nbytes
         other = in_byzfl(name, n)
         timed: list[Callable[[], Any]] = [mean, gram, rule]
         if other is not None:
-            timed.append(lambda: other(updates))  # noqa: B023
+            timed.append(partial(other, updates))
         _, times = side_by_side(timed, repeats)
         means = ratio(times[2], times[0])
         if name in PAIRWISE:
@@ -147,7 +148,7 @@ def in_byzfl(name: str, n: int) -> Callable[[Tensor], Tensor] | None:
             return None
         sys.modules["byzfl"] = importlib.util.module_from_spec(found)  # not executed
     rules = importlib.import_module("byzfl.aggregators.aggregators")
-    return rules.Median() if name == "median" else rules.Krum(f=(n - 3) // 2)  # type: ignore[no-any-return]
+    return rules.Median() if name == "median" else rules.Krum(f=(n - 3) // 2)
 
 
 if __name__ == "__main__":

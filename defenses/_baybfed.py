@@ -44,10 +44,10 @@ def binned(values: Tensor, n_bins: int, scale: float) -> Points:
     if not 1e-30 < scale < 1e30:
         values = values.double()  # for float32 could not hold |v| + scale
     half = n_bins * FINER // 2  # fine bins on either side of the one at 0
-    middle = values.new_tensor(half + 0.5)
+    at_zero = values.new_tensor(half + 0.5)
     counts = torch.zeros(2 * half + 1, dtype=torch.int64, device=values.device)
     for part in values.split(CHUNK):
-        place = torch.addcdiv(middle, part, part.abs().add_(scale), value=half)
+        place = torch.addcdiv(at_zero, part, part.abs().add_(scale), value=half)
         counts += torch.bincount(place.int(), minlength=len(counts))
     # A bin has its fine ones on both sides, so that 0 is in the middle of one.
     fine = nn.functional.pad(counts, (FINER // 2, FINER - 1 - FINER // 2)).view(-1, FINER)

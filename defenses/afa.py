@@ -30,7 +30,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
+from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, weighted_mean
 from fedbench.ops import gram, middle
 
 NO_SPREAD = 1e-12  # a standard deviation of equal similarities
@@ -73,11 +73,10 @@ class AFA(Defense):
         heard = torch.tensor([not self.blocks(a, b) for a, b in counts])
         reputation, heard = reputation.to(updates.device), heard.to(updates.device)
         kept, similarity = self._kept(gram(updates), reputation, heard)
-        shares = torch.where(kept, reputation, 0)
-        weights = (shares / shares.sum().clamp_min(1e-300)).to(updates.dtype)  # [N]
         judged = zip(ids, counts, kept.tolist(), heard.tolist(), strict=True)
         after = {i: (a + good, b + (not good)) for i, (a, b), good, known in judged if known}
-        return Aggregate(weights @ updates, weights, kept, 1 - similarity), state | after
+        shares = torch.where(kept, reputation, 0)
+        return weighted_mean(updates, shares, 1 - similarity), state | after
 
     def _kept(self, products: Tensor, reputation: Tensor, heard: Tensor) -> tuple[Tensor, Tensor]:
         """Who is left, and everyone's cosine to the aggregate of these: [N], [N].

@@ -30,7 +30,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, check_features, features
+from fedbench.defense import (
+    DEFENSES,
+    Aggregate,
+    Defense,
+    ServerView,
+    check_features,
+    features,
+    weighted_mean,
+)
 from fedbench.ops import gram
 
 ALIKE = 1e-12  # weights below this are rounding errors
@@ -59,9 +67,7 @@ class FoolsGold(Defense):
         ids = view.client_ids.tolist()
         sums = {i: row.double() + state.get(i, 0) for i, row in zip(ids, seen, strict=True)}
         trust = self._trust(torch.stack([sums[i] for i in ids]))  # [N]
-        total = trust.sum()
-        weights = (trust / torch.where(total > 0, total, 1)).to(updates.dtype)
-        return Aggregate(weights @ updates, weights, weights > 0, 1 - trust), state | sums
+        return weighted_mean(updates, trust, 1 - trust), state | sums
 
     def _trust(self, histories: Tensor) -> Tensor:
         """[N, F] -> w [N] in 0..1."""

@@ -74,6 +74,13 @@ def mean_of(updates: Tensor, accepted: Tensor, scores: Tensor | None = None) -> 
     return Aggregate(update, weights, accepted, scores)
 
 
+def weighted_mean(updates: Tensor, shares: Tensor, scores: Tensor) -> Aggregate:
+    """sum_i s_i u_i / sum_i s_i, zero if no share is above 0; accepted are those above it."""
+    total = shares.sum()
+    weights = (shares / torch.where(total > 0, total, 1)).to(updates.dtype)  # [N]
+    return Aggregate(weights @ updates, weights, shares > 0, scores)
+
+
 def features(where: str, layers: Mapping[str, slice]) -> slice:
     """The part of P that a rule looks at: `all`, or `output`, the parameters of the last module."""
     names = list(layers)

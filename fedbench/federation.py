@@ -235,11 +235,11 @@ def _client_records(
     ]
     if aggregate.details:
         rows = zip(*map(pick, aggregate.details.values()), strict=True)
-        for record, row in zip(records, rows, strict=True):
-            record["details"] = dict(zip(aggregate.details, row, strict=True))
+        for i, row in enumerate(rows):
+            if i not in refused:
+                records[i]["details"] = dict(zip(aggregate.details, row, strict=True))
     for i, reason in refused.items():
         records[i] |= {"refused": reason, "score": None}
-        records[i].pop("details", None)
     return records
 
 

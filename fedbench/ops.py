@@ -50,7 +50,7 @@ def pairwise_sq_dist(updates: Tensor) -> Tensor:
     the small differences, and unless most rows are huge, no huge one can be that row.
     """
     norms = row_norms(updates)
-    origin = updates[_middle(norms)]
+    origin = updates[_middle_row(norms)]
     centred = (rows.sub_(origin[columns]) for columns, rows in in_double(updates))
     distances = _sq_dist(_gram(centred))
     return _as_of_equals(distances, updates, norms, near=distances <= NEAR * norms**2)
@@ -69,13 +69,13 @@ def pairwise_cosine_dist(updates: Tensor, offset: Tensor) -> tuple[Tensor, Tenso
         norms += torch.linalg.vector_norm(rows, dim=1) ** 2
         lengths += torch.linalg.vector_norm(rows.add_(offset[columns]), dim=1) ** 2
     norms, lengths = norms.sqrt(), lengths.sqrt()
-    middle = _middle(lengths)
-    ratio = (lengths / lengths[middle]).nan_to_num(0, 0)  # of no use if m has no direction
+    m = _middle_row(lengths)
+    ratio = (lengths / lengths[m]).nan_to_num(0, 0)  # of no use if m has no direction
     factors = torch.stack([torch.ones_like(ratio), -ratio], dim=1)  # [N, 2]
 
     def centred() -> Iterator[Tensor]:
         for columns, rows in in_double(updates):
-            away = torch.stack([offset[columns].double(), offset[columns] + rows[middle]])
+            away = torch.stack([offset[columns].double(), offset[columns] + rows[m]])
             yield rows.addmm_(factors, away)
 
     shrink = torch.where(lengths > 0, 1 / lengths, 0)
@@ -111,7 +111,7 @@ def _sq_dist(products: Tensor) -> Tensor:
     return (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0)
 
 
-def _middle(norms: Tensor) -> int:
+def _middle_row(norms: Tensor) -> int:
     return int(norms.argsort()[(len(norms) - 1) // 2])
 
 

@@ -1,10 +1,13 @@
-"""What the tests of single defenses share: a server's view, and plain lists of an outcome."""
+"""What the tests of single defenses share: a view, made-up rounds, plain lists of an outcome."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from fedbench.defense import Aggregate, ServerView
@@ -28,3 +31,16 @@ def accepted_by(outcome: Aggregate) -> list[bool]:
 def scores_of(outcome: Aggregate) -> list[float]:
     assert outcome.scores is not None
     return [float(score) for score in outcome.scores]
+
+
+@st.composite
+def runs(
+    draw: st.DrawFn, elements: st.SearchStrategy[float], most: int
+) -> list[tuple[list[int], np.ndarray]]:
+    """Rounds, `most` at most, of 1 to 8 of ten clients, who come and go and change their place."""
+    p = draw(st.integers(1, 4))
+    places = st.lists(st.integers(0, 9), min_size=1, max_size=8, unique=True)
+    rounds = []
+    for ids in draw(st.lists(places, min_size=1, max_size=most)):
+        rounds.append((ids, draw(hnp.arrays(np.float64, (len(ids), p), elements=elements))))
+    return rounds

@@ -15,8 +15,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
-from rounds import accepted_by, scores_of, view_of
+from rounds import accepted_by, runs, scores_of, view_of
 from scipy.stats import beta
 from torch import Tensor
 
@@ -156,14 +155,16 @@ def _dropped(s: dict[int, float], xi: float, rounding: float) -> tuple[set[int],
 
 
 def assert_agrees(outcome: Aggregate, updates: Tensor, expected: Verdict) -> None:
-    eps = torch.finfo(updates.dtype).eps
+    info = torch.finfo(updates.dtype)
+    eps = info.eps
     assert accepted_by(outcome) == [weight > 0 for weight in expected.weights]
     assert outcome.weights.tolist() == pytest.approx(expected.weights, abs=1e-9 + eps)
     tolerance = 10 * expected.rounding
     assert scores_of(outcome) == pytest.approx(expected.scores, rel=1e-6, abs=tolerance)
     for k, found in enumerate(outcome.update.tolist()):
         size = float(updates[:, k].double().abs().max())
-        assert abs(found - expected.update[k]) <= 8 * eps * size
+        # Below `tiny` numbers have fewer digits: a rounding error is no longer relative to them.
+        assert abs(found - expected.update[k]) <= 8 * eps * max(size, info.tiny)
 
 
 def test_by_hand() -> None:
@@ -227,17 +228,6 @@ def test_xi_starts_anew_in_every_round() -> None:
     assert accepted_by(outcomes[1]) == [True, True, True, False]
 
 
-@st.composite
-def runs(draw: st.DrawFn, elements: st.SearchStrategy[float]) -> list[tuple[list[int], np.ndarray]]:
-    """Rounds of 1 to 8 of ten clients, who come and go and change their place."""
-    p = draw(st.integers(1, 4))
-    places = st.lists(st.integers(0, 9), min_size=1, max_size=8, unique=True)
-    rounds = []
-    for ids in draw(st.lists(places, min_size=1, max_size=6)):
-        rounds.append((ids, draw(hnp.arrays(np.float64, (len(ids), p), elements=elements))))
-    return rounds
-
-
 settings_of_a_run = st.fixed_dictionaries(
     {
         "xi": st.sampled_from([0.6, 1.1, 2.0]),
@@ -268,7 +258,7 @@ def compare(
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(
-    runs(st.integers(-3, 3).map(float)),
+    runs(st.integers(-3, 3).map(float), most=6),
     settings_of_a_run,
     st.sampled_from([torch.float32, torch.float64]),
 )
@@ -281,7 +271,7 @@ def test_on_whole_numbers(
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(
-    runs(st.floats(-1e3, 1e3, width=32)),
+    runs(st.floats(-1e3, 1e3, width=32), most=6),
     settings_of_a_run,
     st.sampled_from([torch.float32, torch.float64]),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,14 +85,24 @@ INITIAL_2, GLOBAL_2 = doubles([0.5, -0.5, 0.5, -0.5])[0], doubles([1, 0, 0, 0])[
 MODELS_2 = doubles([1.1, 0.1, 0, 0], [1.1, -0.1, 0.1, 0], [0.5, 1, -1, 0.5])
 
 
+def replayed(
+    models: Tensor, global_params: Tensor, initial: Tensor
+) -> Iterator[tuple[Aggregate, Tensor]]:
+    """The same round again and again, all c at first 5: the outcome, and the clusters after it."""
+    defense = BayBFed()
+    state = start(defense, initial, same_c(len(models)))
+    view = view_of(global_params, initial, range(len(models)))
+    while True:
+        outcome, state = defense.aggregate(models - global_params, state, view)
+        yield outcome, state["clusters"]
+
+
 def test_by_hand() -> None:
     # D 1 .755051 1.065760, m 1.075 .755051 .940760, e .09 .045 10.506553 (.045: half the median).
     # Client 0 opens (0, 9.09): z = 1/.09 + 1/9 = 11.2222, mu = 1.075/.09/z, s2 = 1/z + .09.
-    defense = BayBFed()
     updates = MODELS_1 - GLOBAL_1
-    state = start(defense, INITIAL_1, same_c(3))
-    view = view_of(GLOBAL_1, INITIAL_1, range(3))
-    outcome, state = defense.aggregate(updates, state, view)
+    rounds = replayed(MODELS_1, GLOBAL_1, INITIAL_1)
+    outcome, clusters = next(rounds)
     assert scores_of(outcome) == pytest.approx([0.005783, 0.003385, 0.028238], abs=1e-6)
     assert kept_by(outcome) == [0, 1]
     assert outcome.weights.tolist() == [0.5, 0.5, 0]
@@ -102,28 +112,25 @@ def test_by_hand() -> None:
     expected = doubles(
         [1.064356, 0.179109, 1, 0], [0.751295, 0.089776, 1, 1], [0.434051, 15.354102, 1, 2]
     )
-    assert torch.allclose(state["clusters"], expected, rtol=0, atol=1e-6)
+    assert torch.allclose(clusters, expected, rtol=0, atol=1e-6)
 
-    outcome, state = defense.aggregate(updates, state, view)
+    outcome, clusters = next(rounds)
     assert scores_of(outcome) == pytest.approx([0.164232, 0.081407, 0.532300], abs=1e-6)
     assert kept_by(outcome) == [0, 1]
     assert outcome.details["cluster"].tolist() == [1, 0, 0]
     expected = doubles(
         [0.677229, 13.027685, 3, 0], [1.069652, 0.134776, 2, 1], [0.434051, 15.354102, 1, 2]
     )
-    assert torch.allclose(state["clusters"], expected, rtol=0, atol=1e-6)
+    assert torch.allclose(clusters, expected, rtol=0, atol=1e-6)
 
 
 def test_a_cold_start_keeps_the_outlier() -> None:
     """The second example, in which p is not uniform."""
-    defense = BayBFed()
-    updates = MODELS_2 - GLOBAL_2
-    state = start(defense, INITIAL_2, same_c(3))
-    view = view_of(GLOBAL_2, INITIAL_2, range(3))
-    outcome, state = defense.aggregate(updates, state, view)
+    rounds = replayed(MODELS_2, GLOBAL_2, INITIAL_2)
+    outcome, _ = next(rounds)
     assert scores_of(outcome) == pytest.approx([0.045926, 0.060004, 0.019613], abs=1e-6)
     assert kept_by(outcome) == [2]
-    outcome, state = defense.aggregate(updates, state, view)
+    outcome, _ = next(rounds)
     assert scores_of(outcome) == pytest.approx([0.210546, 0.316316, 0.589430], abs=1e-6)
     assert kept_by(outcome) == [0, 1]
 
