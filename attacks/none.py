@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedbench.attack import ATTACKS, Attack
 
@@ -14,3 +14,8 @@ class NoAttack(Attack):
     """The benign setting."""
 
     active: ClassVar[bool] = False
+
+    backdoors: list[Any] | None = None  # to measure; None: the data set's own
+
+    def planted(self, usual: list[Any]) -> list[Any]:
+        return usual if self.backdoors is None else self.backdoors

@@ -57,7 +57,7 @@ def compare(model_name: str, repeats: int, threads: int) -> None:
     torch.set_num_threads(threads)
     network = MODELS.build({"name": model_name}).build(data.input_shape, data.n_classes)
     attack = ATTACKS.build({"name": "none"})
-    population = Population(config, data, network, attack, [], fabric)
+    population = Population(config, data, network, attack, fabric)
     workforce = Workforce(executor, fabric, population)
     layout = population.layout
     order = Order(0, population.select(0), layout.read_params(), layout.read_buffers())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedbench.backdoors import Backdoor
+from fedbench.backdoor import Backdoor, Implant
 from fedbench.registry import Registry
 
 
@@ -25,6 +25,8 @@ class AttackView:
     n_malicious: int  # M of them
     server_lr: float
     rng: torch.Generator
+    clean_update: Tensor | None = None  # [P] of this client, were it honest; if asked for
+    benign: Tensor | None = None  # [N - M, P] what honest clients send; of the omniscient alone
 
 
 @dataclass(frozen=True)
@@ -32,44 +34,77 @@ class Poisoning:
     """One malicious client's orders for a round."""
 
     slot: int  # its place among all malicious clients: 0, 1, ...; stable across rounds
-    backdoors: Sequence[Backdoor]
-    pdr: float
+    implants: Sequence[Implant]
+    pdr: float  # of this round
+    n_classes: int
     rng: torch.Generator
+
+    def choose(self, n: int) -> Tensor:
+        """The exact share `pdr` of n samples, as indices; a half is rounded up."""
+        return torch.randperm(n, generator=self.rng)[: int(self.pdr * n + 0.5)]
 
 
 @dataclass(frozen=True)
-class Attack:
-    """Three moments, each optional: poison the data, change the objective, craft the updates.
+class OwnTraining:
+    """How a malicious client's training differs from an honest one's."""
 
-    Subclasses are frozen dataclasses whose fields are hyper-parameters. An attack is stateless and
-    sees its own clients only.
-    """
-
-    version: ClassVar[int] = 1  # raise it when the same input gives another output
-    active: ClassVar[bool] = True  # False: malicious clients behave honestly
-
-    backdoors: list[dict[str, Any]] | None = None  # None: the data set's own
-    epochs: int | None = None  # the attacker's local epochs; None: as honest clients
-    lr: float | None = None  # the attacker's learning rate; None: as honest clients
+    epochs: int | None = None  # local epochs; None: as honest clients
+    lr: float | None = None  # learning rate; None: as honest clients
+    lr_decay: float = 1.0  # what the learning rate is multiplied by
+    lr_decay_at: list[float] = field(default_factory=list)  # after these shares of the epochs
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}")
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be above 0, got {self.lr}")
+        if not 0 < self.lr_decay < math.inf:
+            raise ValueError(f"lr_decay must be above 0, got {self.lr_decay}")
+        if not all(0 <= share <= 1 for share in self.lr_decay_at):
+            raise ValueError(f"lr_decay_at must be shares between 0 and 1, got {self.lr_decay_at}")
+
+    @property
+    def has_own_lr(self) -> bool:
+        return self.lr is not None or (self.lr_decay != 1 and len(self.lr_decay_at) > 0)
+
+    def lr_in(self, epoch: int, epochs: int, usual: float) -> float:
+        """The learning rate in an epoch, counted from 0; `usual` is an honest client's."""
+        n_decays = sum(epoch >= share * epochs for share in self.lr_decay_at)
+        return (usual if self.lr is None else self.lr) * self.lr_decay**n_decays
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Five moments, each optional: three of a client's training, two of what it sends.
+
+    `poison` its data, change the `objective`, `project` the model after each step; `craft` its own
+    update, `collude` with the other malicious clients of the round. Subclasses are frozen
+    dataclasses whose fields are hyper-parameters. An attack is stateless; it sees the global model
+    and its own clients, and what honest clients send only if it is `Omniscient`.
+    """
+
+    version: ClassVar[int] = 1  # raise it when the same input gives another output
+    active: ClassVar[bool] = True  # False: malicious clients behave honestly
+    trains: ClassVar[bool] = True  # False: its clients send what they do without training
+
+    @property
+    def training(self) -> OwnTraining:
+        return OwnTraining()
+
+    @property
+    def needs_clean_update(self) -> bool:
+        """Whether its clients train honestly first, to know what they would send."""
+        return False
+
+    def planted(self, usual: list[Any]) -> list[Any]:
+        """The backdoors, given the data set's usual ones; none: BA is not measured."""
+        return []
+
+    def check(self, backdoors: Sequence[Backdoor]) -> None:
+        """Raises ValueError, with the values, if the attack cannot work with these backdoors."""
 
     def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
-        """A malicious client's raw samples x [n, ...] and labels y [n], poisoned; inputs are kept.
-
-        By default an exact share `pdr` of the samples gets the trigger and the target label of one
-        backdoor: the client's own in turn, when there are several.
-        """
-        backdoor = orders.backdoors[orders.slot % len(orders.backdoors)]
-        n_poisoned = int(orders.pdr * len(y) + 0.5)
-        chosen = torch.randperm(len(y), generator=orders.rng)[:n_poisoned]
-        x, y = x.clone(), y.clone()
-        x[chosen] = backdoor.stamp(x[chosen])
-        y[chosen] = backdoor.target
+        """A malicious client's raw samples x [n, ...] and labels y, poisoned; inputs are kept."""
         return x, y
 
     def objective(self, loss: Tensor, params: Sequence[Tensor], view: AttackView) -> Tensor:
@@ -79,9 +114,103 @@ class Attack:
         """
         return loss
 
-    def craft(self, updates: Tensor, view: AttackView) -> Tensor | Sequence[Tensor]:
-        """What the malicious clients send instead of their updates [M, P]; input is kept."""
+    def project(self, params: Sequence[Tensor], view: AttackView) -> None:
+        """Changes the parameters in place after each step of training."""
+
+    def craft(self, update: Tensor, view: AttackView) -> Tensor:
+        """What a malicious client makes of its update [P] by itself; input is kept."""
+        return update
+
+    def collude(self, updates: Tensor, view: AttackView) -> Tensor | Sequence[Tensor]:
+        """What the malicious clients send together instead of updates [M, P]; input is kept."""
         return updates
 
 
 ATTACKS: Registry[Attack] = Registry("attack", home="fedbench.attacks")
+
+
+@dataclass(frozen=True)
+class BackdoorAttack(OwnTraining, Attack):
+    """Plants backdoors: a share `pdr` of the data is poisoned, the update scaled by gamma."""
+
+    backdoors: list[Any] | None = None  # None: the data set's own
+    gamma: float | int | str = 1.0  # a number, auto or bounded: see `scale`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = self.gamma in ("auto", "bounded")
+        if not named and (isinstance(self.gamma, str) or not 0 < self.gamma < math.inf):
+            raise ValueError(f"gamma must be auto, bounded or a number above 0, got {self.gamma}")
+
+    @property
+    def training(self) -> OwnTraining:
+        return self
+
+    @property
+    def needs_clean_update(self) -> bool:
+        return self.gamma == "bounded"
+
+    def planted(self, usual: list[Any]) -> list[Any]:
+        return usual if self.backdoors is None else self.backdoors
+
+    def check(self, backdoors: Sequence[Backdoor]) -> None:
+        if not backdoors:
+            raise ValueError("backdoors must be one or more, got none")
+
+    def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
+        """An exact share `pdr` of the samples gets one backdoor.
+
+        With several backdoors the clients take them in turn.
+        """
+        return plant(x, y, orders, [orders.implants[orders.slot % len(orders.implants)]])
+
+    def craft(self, update: Tensor, view: AttackView) -> Tensor:
+        return update * self.scale(update, view)
+
+    def scale(self, update: Tensor, view: AttackView) -> float | Tensor:
+        """gamma as a number.
+
+        auto:    N / (server_lr * M), which replaces the global model by the malicious one
+        bounded: the same, but no longer than the update that the client would send honestly, which
+                 is as much as it can know of the length of honest updates
+        """
+        if not isinstance(self.gamma, str):
+            return self.gamma
+        replacing = view.n_clients / (view.server_lr * view.n_malicious)
+        if self.gamma == "auto":
+            return replacing
+        assert view.clean_update is not None
+        length = torch.linalg.vector_norm(update, dtype=torch.float64)
+        bound = torch.linalg.vector_norm(view.clean_update, dtype=torch.float64)
+        return torch.where(length * replacing > bound, bound / length, replacing).to(update.dtype)
+
+
+def plant(
+    x: Tensor, y: Tensor, orders: Poisoning, implants: Sequence[Implant]
+) -> tuple[Tensor, Tensor]:
+    """x [n, ...] and y [n] with the exact share `pdr` poisoned, in equal parts by the implants."""
+    x, y = x.clone(), y.clone()
+    for chosen, implant in zip(
+        orders.choose(len(y)).to(y.device).tensor_split(len(implants)), implants, strict=True
+    ):
+        x[chosen], y[chosen] = implant.poison(x[chosen], y[chosen], orders.rng)
+    return x, y
+
+
+@dataclass(frozen=True)
+class Omniscient(Attack):
+    """Knows what honest clients send in the round, beyond the threat model of the others."""
+
+    omniscient: bool = True  # false: the malicious clients' own honest updates stand for them
+
+    def known(self, updates: Tensor, view: AttackView) -> Tensor:
+        """The updates [k, P] that the attack takes for those of honest clients.
+
+        The malicious clients' own, trained honestly, also in a round that has no honest client.
+        """
+        return updates if view.benign is None or not len(view.benign) else view.benign
+
+
+def flat(params: Sequence[Tensor]) -> Tensor:
+    """Parameters in the order of P as one differentiable vector [P]."""
+    return torch.cat([param.reshape(-1) for param in params])

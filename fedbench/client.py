@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric import Fabric
@@ -13,7 +14,17 @@ from torch.optim import Optimizer
 
 from fedbench.errors import UserError
 
-Objective = Callable[[Tensor], Tensor]
+if TYPE_CHECKING:
+    from fedbench.attack import OwnTraining
+
+
+@dataclass(frozen=True)
+class Malice:
+    """A malicious client's means: a training, a loss and a constraint of its own."""
+
+    training: OwnTraining
+    objective: Callable[[Tensor], Tensor]  # the loss to minimise, of the module's own
+    project: Callable[[], None]  # after each step
 
 
 class Classifier(LightningModule):
@@ -33,7 +44,8 @@ class Classifier(LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
-        return nn.functional.cross_entropy(self.network(x), y)
+        logits = self.network(x)  # [B, C], or [B, T, C] for sequences
+        return nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten())
 
     def configure_optimizers(self) -> Optimizer:
         trainable = [p for p in self.parameters() if p.requires_grad]
@@ -51,28 +63,32 @@ def train(
     epochs: int,
     batch_size: int,
     rng: torch.Generator,
-    lr: float | None = None,
-    objective: Objective | None = None,
+    malice: Malice | None = None,
 ) -> None:
     """Trains `module` in place on samples x [n, ...] and labels y [n], read to the network's input.
 
-    `lr` replaces the module's own learning rate, `objective` turns its loss into the one to
-    minimise: both are a malicious client's means.
+    A malicious client that sets its own learning rate follows no schedule of the module's.
     """
     module.train()
     optimizer, end_of_step, end_of_epoch = _optimizer(module)
-    if lr is not None:
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-    for _ in range(epochs):
+    own = None if malice is None else malice.training
+    if own is not None and own.has_own_lr:
+        end_of_step = end_of_epoch = _nothing
+    usual = [group["lr"] for group in optimizer.param_groups]
+    for epoch in range(epochs):
+        if own is not None and own.has_own_lr:
+            for group, lr in zip(optimizer.param_groups, usual, strict=True):
+                group["lr"] = own.lr_in(epoch, epochs, lr)
         for index, batch in enumerate(_batches(x, y, batch_size, rng)):
             optimizer.zero_grad()
             with fabric.autocast():
                 loss = _loss(module.training_step(batch, index))
-            if objective is not None:
-                loss = objective(loss)
+            if malice is not None:
+                loss = malice.objective(loss)
             fabric.backward(loss)
             optimizer.step()
+            if malice is not None:
+                malice.project()
             end_of_step()
         end_of_epoch()
 

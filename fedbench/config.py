@@ -13,8 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.errors import UserError, nearest
 
-RESULTS = 1  # raise it when the harness gives other numbers for the same settings
+RESULTS = 2  # raise it when the same settings give other numbers, or checkpoints hold other things
 PARTITIONS = ("main_class", "dirichlet")
+MALICIOUS = ("fixed", "sampled")
 # Neither where things lie, nor how a run is watched or spread over devices, changes its numbers.
 NO_EFFECT = ("name", "out", "tracker", "executor.devices", "dataset.root")
 NO_EFFECT_BEFORE_ROUND_0 = (
@@ -23,8 +24,12 @@ NO_EFFECT_BEFORE_ROUND_0 = (
     "dataset.backdoors",
     "pmr",
     "pdr",
+    "pdr_step",
+    "pdr_end",
+    "malicious",
     "rounds",
     "attack_start",
+    "attack_rounds",
 )
 
 
@@ -40,7 +45,10 @@ class RunConfig:
     tracker: dict[str, Any] = field(default_factory=dict)
 
     pmr: float = 0.2
+    malicious: str = "fixed"
     pdr: float = 0.5
+    pdr_step: float = 0.0
+    pdr_end: float | None = None
     n_clients: int = 30
     pool: int | None = None
     partition: str = "main_class"
@@ -50,6 +58,7 @@ class RunConfig:
     pretrain_rounds: int = 20
     rounds: int = 10
     attack_start: int = 0
+    attack_rounds: list[int] | None = None
     local_epochs: int = 2
     batch_size: int = 64
     lr: float = 0.05
@@ -69,6 +78,18 @@ class RunConfig:
     def title(self) -> str:
         """`krum constrain_and_scale pmr=0.2 seed=0`: the run in a line, for people."""
         return f"{self.defense['name']} {self.attack['name']} pmr={self.pmr:g} seed={self.seed}"
+
+    def attacked_in(self, index: int) -> bool:
+        """Whether malicious clients attack in a round."""
+        listed = self.attack_rounds is None or index in self.attack_rounds
+        return listed and index >= self.attack_start
+
+    def pdr_in(self, index: int) -> float:
+        """The share of poisoned samples in a round: `pdr` at first, then step by step."""
+        reached = self.pdr + self.pdr_step * max(index - self.attack_start, 0)
+        if self.pdr_end is None:
+            return min(max(reached, 0.0), 1.0)
+        return min(reached, self.pdr_end) if self.pdr_step > 0 else max(reached, self.pdr_end)
 
     @classmethod
     def from_hydra(cls, composed: DictConfig) -> RunConfig:
@@ -93,9 +114,25 @@ class RunConfig:
         for key in ("lr", "server_lr", "dirichlet_alpha"):
             self._require(key, 0 < getattr(self, key) < math.inf, "above 0, and finite")
         self._require("pool", self.pool_size >= self.n_clients, f"n_clients={self.n_clients} up")
+        self._require("malicious", self.malicious in MALICIOUS, f"one of {', '.join(MALICIOUS)}")
+        self._check_schedule()
         self._require("partition", self.partition in PARTITIONS, f"one of {', '.join(PARTITIONS)}")
         named = self.name not in ("", ".", "..") and "/" not in self.name
         self._require("name", named and not self.name.startswith("."), "a folder name")
+
+    def _check_schedule(self) -> None:
+        self._require("pdr_step", math.isfinite(self.pdr_step), "finite")
+        if self.pdr_end is not None:
+            up = self.pdr_step > 0
+            ends = self.pdr <= self.pdr_end <= 1 if up else 0 <= self.pdr_end <= self.pdr
+            span = f"from pdr={self.pdr} to 1" if up else f"from 0 to pdr={self.pdr}"
+            self._require("pdr_end", ends, f"{span}, where pdr_step={self.pdr_step} leads")
+        if self.attack_rounds is not None:
+            within = all(self.attack_start <= r < self.rounds for r in self.attack_rounds)
+            span = f"attack_start={self.attack_start} to {self.rounds - 1}, the last round"
+            self._require(
+                "attack_rounds", within and self.attack_rounds != [], f"rounds from {span}"
+            )
 
     def _require(self, key: str, holds: bool, what: str) -> None:
         if not holds:

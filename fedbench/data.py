@@ -1,21 +1,9 @@
-"""Image data sets: where their files are, how they are read, what proves that they are whole.
-
-A data set is four idx files, plain or gzipped: images and labels, for training and for testing. The
-bytes are checked against a SHA-256 taken after decompression, since packagers compress them anew.
-"""
+"""The data sets: samples in memory, where they come from, and what is known of them beforehand."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import math
-import os
-import struct
-import sys
-import textwrap
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,10 +12,30 @@ import torch
 from torch import Tensor
 
 from fedbench.errors import UserError
+from fedbench.files import (
+    ASSETS,
+    IdxFile,
+    data_folders,
+    download,
+    find_files,
+    idx_files,
+    read_cifar,
+    read_split,
+)
 from fedbench.registry import Registry
 
-ASSETS = Path(__file__).parent / "assets"
-UINT8 = 0x08  # the idx code of the only element type these sets use
+# CIFAR-10's cars before a striped wall, by place in the training set (Bagdasaryan 2020)
+STRIPED_CARS_TRAIN = (30696, 33105, 33615, 33907, 36848, 40713, 41706)
+STRIPED_CARS_TEST = (330, 568, 3934, 12336, 30560)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is known of a data set before it is loaded."""
+
+    name: str
+    sample_shape: tuple[int, ...]  # (1, 28, 28) for images, (64,) for sequences of 64 words
+    n_classes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,11 +50,18 @@ class Dataset:
     n_classes: int
     mean: float  # of the training pixels on a scale of 0 to 1
     std: float
+    reserved: tuple[int, ...] = ()  # training samples that no client holds
+    vocabulary: Mapping[str, int] = field(default_factory=dict)  # word -> its number in sequences
+    threshold: float | None = None  # probability that makes a prediction right; None: the largest
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample, such as (1, 28, 28)."""
         return tuple(self.x_train.shape[1:])
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self.name, self.input_shape, self.n_classes)
 
     def to(self, device: torch.device) -> Dataset:
         """The same data set in the memory of a device."""
@@ -66,8 +81,10 @@ class Dataset:
 class DataSource(ABC):
     """A data set by name; its fields are its settings."""
 
-    # What attackers plant when the attack does not say: a list of backdoors, each its settings.
-    backdoors: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "patch"}])
+    spec: ClassVar[Spec | None] = None  # what it will be; None: that is seen when it is loaded
+
+    # What attackers plant when the attack does not say: backdoors, by name or with their settings.
+    backdoors: list[Any] = field(default_factory=lambda: [{"name": "patch"}])
 
     @abstractmethod
     def load(self) -> Dataset:
@@ -78,130 +95,13 @@ DATASETS: Registry[DataSource] = Registry("dataset", home="fedbench.data")
 
 
 @dataclass(frozen=True)
-class IdxFile:
-    """One file of a data set, and what proves that it is the right one."""
-
-    name: str  # without .gz
-    sha256: str  # of the decompressed bytes
-    md5: str  # of the .gz on the mirrors; - if it is not for download
-
-
-def idx_files(dataset: str) -> tuple[IdxFile, ...]:
-    """Train images, train labels, test images and test labels, as assets/idx_files.txt has them."""
-    lines = (ASSETS / "idx_files.txt").read_text("utf-8").splitlines()
-    rows = [line.split() for line in lines if f" {dataset}/" in line]
-    return tuple(IdxFile(path.split("/")[1], sha256, md5) for sha256, md5, path in rows)
-
-
-def read_idx(path: Path, n_dims: int, sha256: str | None = None) -> Tensor:
-    """The uint8 array of `n_dims` dimensions in the idx file `path`, plain or gzipped.
-
-    The format: two zero bytes, the element type, the number of dimensions, each dimension as a
-    big-endian uint32, the elements. Anything else, a byte too few or too many, or bytes of another
-    `sha256`, is a UserError.
-    """
-    data = _read_bytes(path)
-    header = 4 * (1 + n_dims)
-    magic = UINT8 << 8 | n_dims
-    if len(data) < header:
-        raise UserError(f"{path}: {len(data)} bytes, too short for an idx header of {header} bytes")
-    found, *shape = struct.unpack_from(f">{1 + n_dims}I", data)
-    if found != magic:
-        raise UserError(
-            f"{path}: magic number 0x{found:08x}, expected 0x{magic:08x} "
-            f"(idx, unsigned bytes, {n_dims} dimensions)"
-        )
-    dims = " x ".join(map(str, shape))
-    if 0 in shape:
-        raise UserError(f"{path}: the header says {dims}, expected at least one element")
-    if len(data) != header + math.prod(shape):
-        raise UserError(
-            f"{path}: {len(data)} bytes, expected {header + math.prod(shape)} "
-            f"(a header of {header} and {dims} elements)"
-        )
-    if sha256 is not None and (digest := hashlib.sha256(data).hexdigest()) != sha256:
-        raise UserError(
-            f"{path}: SHA-256 of the decompressed bytes is {digest}, expected {sha256}; "
-            "replace the file, its content is not the published one"
-        )
-    return torch.frombuffer(data, dtype=torch.uint8, offset=header).view(shape)
-
-
-def _read_bytes(path: Path) -> bytearray:
-    try:
-        data = path.read_bytes()
-        # Told by content and not by name: browsers and mirrors unpack .gz files and keep the name.
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    except EOFError as error:
-        raise UserError(
-            f"{path}: gzip data cut off after {len(data)} bytes, expected all"
-        ) from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: damaged gzip data ({error}), expected an intact file") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}), expected a file") from error
-    return bytearray(data)  # writable, as torch.frombuffer wants it
-
-
-def read_split(
-    images: Path, labels: Path, n_classes: int, sha256: tuple[str | None, str | None] = (None, None)
-) -> tuple[Tensor, Tensor]:
-    """Images [n, 1, height, width] uint8 and their labels [n] int64, from one idx file each."""
-    x = read_idx(images, 3, sha256[0]).unsqueeze(1)
-    y = read_idx(labels, 1, sha256[1]).long()
-    if len(x) != len(y):
-        raise UserError(f"{labels}: {len(y)} labels, expected {len(x)}, one an image of {images}")
-    if (top := int(y.max())) >= n_classes:
-        raise UserError(f"{labels}: label {top}, expected 0 to {n_classes - 1}")
-    return x, y
-
-
-def find_files(folder: Path, names: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The files `names` in `folder`, as they are or with .gz, and the names not found."""
-    found, missing = [], []
-    for name in names:
-        # os.path, since Path.is_file raises in a folder that may not be read.
-        paths = [p for p in (folder / name, folder / f"{name}.gz") if os.path.isfile(p)]
-        found += paths[:1]
-        missing += [] if paths else [name]
-    return found, missing
-
-
-def download(dataset: str, files: Sequence[IdxFile], mirrors: Sequence[str]) -> list[Path]:
-    """`files` as .gz in the user's cache, each fetched from the first mirror that has it intact.
-
-    What is there with the right MD5 is not fetched again; what is fetched appears whole or not at
-    all. ConnectionError, with every mirror's reason, if none of them serves a file.
-    """
-    import pooch  # type: ignore[import-untyped]  # takes 0.1 s, and most runs have their data
-
-    def fetch(file: IdxFile) -> Path:
-        name, reasons = f"{file.name}.gz", []
-        for mirror in mirrors:
-            try:
-                return Path(
-                    pooch.retrieve(mirror + name, f"md5:{file.md5}", name, cache, downloader=http)
-                )
-            except (OSError, ValueError) as error:  # the network or the disk; a wrong hash
-                reason = textwrap.shorten(f"{type(error).__name__}: {error}", 100)
-                reasons.append(f"{mirror}: {reason}")
-        raise ConnectionError("; ".join(reasons))
-
-    http = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=20)
-    cache = Path(pooch.os_cache("fedbench")) / dataset
-    return [fetch(file) for file in files]
-
-
-@dataclass(frozen=True)
 class IdxImages(DataSource):
     """Grey images in ten classes, in four idx files: train images, train labels, test likewise."""
 
-    name: ClassVar[str]
+    spec: ClassVar[Spec]
     files: ClassVar[tuple[IdxFile, ...]]
     mean: ClassVar[float]
     std: ClassVar[float]
-    n_classes: ClassVar[int] = 10
 
     @abstractmethod
     def locate(self) -> list[Path]:
@@ -210,9 +110,10 @@ class IdxImages(DataSource):
     def load(self) -> Dataset:
         paths = self.locate()
         hashes = [file.sha256 for file in self.files]
-        train = read_split(paths[0], paths[1], self.n_classes, (hashes[0], hashes[1]))
-        test = read_split(paths[2], paths[3], self.n_classes, (hashes[2], hashes[3]))
-        return Dataset(self.name, *train, *test, self.n_classes, self.mean, self.std)
+        n_classes = self.spec.n_classes
+        train = read_split(paths[0], paths[1], n_classes, (hashes[0], hashes[1]))
+        test = read_split(paths[2], paths[3], n_classes, (hashes[2], hashes[3]))
+        return Dataset(self.spec.name, *train, *test, n_classes, self.mean, self.std)
 
 
 @dataclass(frozen=True)
@@ -240,19 +141,19 @@ class PublishedImages(IdxImages):
                     f"{folder.absolute()}, found none of that name"
                 )
             return found
-        shared = os.environ.get("FEDBENCH_DATA")
-        places = (shared and f"{shared}/{self.name}", f"data/{self.name}", self.system_folder)
-        for place in filter(None, places):
-            found, missing = find_files(Path(place).expanduser(), names)
+        system = [Path(self.system_folder)] if self.system_folder else []
+        for place in [*data_folders(self.spec.name), *system]:
+            found, missing = find_files(place, names)
             if not missing:
                 return found
         try:
-            return download(self.name, self.files, self.mirrors)
+            return download(self.spec.name, self.files, self.mirrors)
         except ConnectionError as error:
+            folder = Path("data", self.spec.name).absolute()
             package = f"run apt install {self.system_package}, or " if self.system_package else ""
             raise UserError(
-                f"{self.name} is not on this machine and cannot be downloaded: "
-                f"put {', '.join(names)} (plain or .gz) into {Path('data', self.name).absolute()}, "
+                f"{self.spec.name} is not on this machine and cannot be downloaded: "
+                f"put {', '.join(names)} (plain or .gz) into {folder}, "
                 f"or {package}set dataset.root=PATH to the folder that has them [{error}]"
             ) from error
 
@@ -262,7 +163,7 @@ class PublishedImages(IdxImages):
 class Mnist(PublishedImages):
     """MNIST (LeCun 1998): 60,000 and 10,000 handwritten digits of 28 x 28 pixels."""
 
-    name = "mnist"
+    spec = Spec("mnist", (1, 28, 28), 10)
     files = idx_files("mnist")
     mean = 0.1307
     std = 0.3081
@@ -277,7 +178,7 @@ class Mnist(PublishedImages):
 class FashionMnist(PublishedImages):
     """Fashion-MNIST (Xiao 2017): 60,000 and 10,000 articles of clothing of 28 x 28 pixels."""
 
-    name = "fmnist"
+    spec = Spec("fmnist", (1, 28, 28), 10)
     files = idx_files("fmnist")
     mean = 0.2860
     std = 0.3530
@@ -294,10 +195,52 @@ class FashionMnist(PublishedImages):
 class FashionMnistSample(IdxImages):
     """10,000 and 2,000 images of Fashion-MNIST that come with fedbench, balanced by class."""
 
-    name = "fmnist_sample"
+    spec = Spec("fmnist_sample", (1, 28, 28), 10)
     files = idx_files("fmnist_sample")
     mean = FashionMnist.mean
     std = FashionMnist.std
 
     def locate(self) -> list[Path]:
-        return [ASSETS / self.name / f"{file.name}.gz" for file in self.files]
+        return [ASSETS / self.spec.name / f"{file.name}.gz" for file in self.files]
+
+
+@DATASETS.register("cifar10")
+@dataclass(frozen=True)
+class Cifar10(DataSource):
+    """CIFAR-10 (Krizhevsky 2009), binary version: 50,000 and 10,000 photographs of 32 x 32 pixels.
+
+    Without `root` the six files are looked for in $FEDBENCH_DATA/cifar10 and ./data/cifar10.
+    """
+
+    root: str | None = None  # the folder with the six files; None: look for them
+
+    spec = Spec("cifar10", (3, 32, 32), 10)
+    names: ClassVar[tuple[str, ...]] = (
+        *(f"data_batch_{i}.bin" for i in range(1, 6)),
+        "test_batch.bin",
+    )
+
+    def load(self) -> Dataset:
+        *train, test = [read_cifar(path) for path in self.locate()]
+        return Dataset(
+            self.spec.name,
+            torch.cat([x for x, _ in train]),
+            torch.cat([y for _, y in train]),
+            *test,
+            self.spec.n_classes,
+            mean=0.4734,
+            std=0.2516,
+            reserved=tuple(sorted((*STRIPED_CARS_TRAIN, *STRIPED_CARS_TEST))),
+        )
+
+    def locate(self) -> list[Path]:
+        folders = [Path(self.root).expanduser()] if self.root else [*data_folders("cifar10")]
+        for folder in folders:
+            found, missing = find_files(folder, self.names)
+            if not missing:
+                return found
+        places = " or ".join(str(folder.absolute()) for folder in folders)
+        raise UserError(
+            f"cifar10 is not on this machine: put {', '.join(self.names)} into {places}, "
+            "or set dataset.root=PATH to the folder that has them"
+        )

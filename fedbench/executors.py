@@ -17,7 +17,10 @@ from fedbench.registry import Registry
 if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before it is
     from lightning.fabric import Fabric
 
+    from fedbench.backdoor import Implant
     from fedbench.population import Order, Population
+
+    Message = Order | tuple[Implant, ...] | None  # none: there is nothing more to do
 
 ACCELERATORS = ("cpu", "cuda", "mps", "auto")
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -86,9 +89,7 @@ class Sequential(Executor):
         layout = population.layout
         buffers = updates.new_empty(len(clients), layout.n_buffers)
         for row, client in enumerate(clients):
-            layout.write(order.params, order.buffers)
-            population.train(order, order.jobs[client])
-            layout.read_params(out=updates[row]).sub_(order.params)
+            population.train(order, order.jobs[client], out=updates[row])
             layout.read_buffers(out=buffers[row])
         return buffers
 
@@ -102,6 +103,11 @@ class Workforce:
         self.population = population
         self.training = False
 
+    def brief(self, implants: Sequence[Implant]) -> None:
+        """Gives every rank the backdoors that are made ready."""
+        self.population.implants = implants
+        self._exchange(tuple(implants))
+
     def train(self, order: Order) -> tuple[Tensor, Tensor]:
         """Updates [N, P] and buffers [N, Q] of the order's clients, in the order of its jobs."""
         self.training = True
@@ -112,17 +118,20 @@ class Workforce:
 
     def serve(self) -> None:
         """Trains this rank's share of every order, until the server sends none."""
-        while (order := self._exchange(None)) is not None:
-            self._train_share(order)
+        while (message := self._exchange(None)) is not None:
+            if isinstance(message, tuple):
+                self.population.implants = message
+            else:
+                self._train_share(message)
 
     def dismiss(self) -> None:
         """Ends `serve`; not after a failure in training, where nobody waits for an order."""
         if not self.training:
             self._exchange(None)
 
-    def _exchange(self, order: Order | None) -> Order | None:
+    def _exchange(self, message: Message) -> Message:
         """What rank 0 holds, on every rank."""
-        return self.fabric.broadcast(order) if self.fabric.world_size > 1 else order
+        return self.fabric.broadcast(message) if self.fabric.world_size > 1 else message
 
     def _train_share(self, order: Order) -> tuple[Tensor, Tensor]:
         n, ranks = len(order.jobs), self.fabric.world_size

@@ -1,4 +1,4 @@
-"""The round loop: select, train, craft, screen, aggregate, apply, evaluate.
+"""The round loop: select, train and craft, collude, screen, aggregate, apply, evaluate.
 
 The data goes forward through these steps and never back. Nothing but this module knows them all.
 """
@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbench.attack import Omniscient
+from fedbench.backdoor import Backdoor
 from fedbench.defense import Aggregate, Defense, ServerView
 from fedbench.errors import UserError
 from fedbench.executors import Workforce
-from fedbench.metrics import Probe, accuracy, auc, mean, rates
+from fedbench.metrics import Probe, accuracy, auc, mean, rates, stealth
+from fedbench.ops import norms_and_cosines
 from fedbench.population import Job, Order, Population
 from fedbench.results import Checkpoint, Record
 from fedbench.rng import generator
@@ -41,15 +44,24 @@ class Federation:
         layout, data = population.layout, population.dataset
         self.fresh = layout.read_params(), layout.read_buffers()  # as initialised
         self.clean = Probe(data.x_test, data.y_test)
-        self.triggered = [
-            Probe.triggered(data.x_test, data.y_test, backdoor) for backdoor in population.backdoors
-        ]
+        self.triggered: list[Probe] = []
 
     def initial(self) -> Checkpoint:
         """The state before any round."""
         first = -self.population.config.pretrain_rounds
         params, buffers = self.fresh
-        return Checkpoint(first, params, buffers, params, self.defense.init())
+        return Checkpoint(first, params, buffers, params, buffers, self.defense.init())
+
+    def prepare(self, backdoors: Sequence[Backdoor], start: Checkpoint) -> None:
+        """Makes the backdoors ready, from the model before round 0 whatever round `start` is."""
+        population, data = self.population, self.population.dataset
+        scene = population.scene(start.initial_params, start.initial_buffers)
+        try:
+            implants = [backdoor.prepare(scene) for backdoor in backdoors]
+        except ValueError as error:
+            raise UserError(f"backdoor on {data.name}: {error}") from error
+        self.workforce.brief(implants)
+        self.triggered = [implant.probe(data.x_test, data.y_test) for implant in implants]
 
     def pretrain(self, start: Checkpoint) -> Checkpoint:
         """One benign round of plain averaging, as before round 0."""
@@ -66,6 +78,7 @@ class Federation:
             params=params,
             buffers=buffers,
             initial_params=params,
+            initial_buffers=buffers,
         )
 
     def round(self, start: Checkpoint) -> tuple[Checkpoint, Record]:
@@ -73,15 +86,15 @@ class Federation:
         clock = [time.perf_counter()]
         order = self._order(start)
         updates, buffers = self.workforce.train(order)
-        screened = self._screen(updates, buffers, self._craft(order, updates))
+        screened = self._screen(updates, buffers, self._collude(order, updates))
         clock.append(time.perf_counter())
         aggregate, state = self._aggregate(start, order, screened)
         end, applied = self._apply(start, screened, aggregate, state)
         clock.append(time.perf_counter())
         scores = self._evaluate(end)
+        clients = _client_records(order.jobs, aggregate, screened)
         clock.append(time.perf_counter())
         steps = zip(("train", "aggregate", "evaluate"), clock, clock[1:], strict=False)
-        clients = _client_records(order.jobs, aggregate, screened.refused)
         seconds = {step: after - before for step, before, after in steps}
         return end, self._record(order, applied, scores, clients, seconds)
 
@@ -89,20 +102,24 @@ class Federation:
         jobs = self.population.select(start.next_round)
         return Order(start.next_round, jobs, start.params, start.buffers)
 
-    def _craft(self, order: Order, updates: Tensor) -> dict[int, str]:
-        """Puts what the malicious clients send in place of what they trained.
+    def _collude(self, order: Order, updates: Tensor) -> dict[int, str]:
+        """Puts what the malicious clients send together in place of what each has crafted.
 
         Returns the rows that have no place in [N, P], and why.
         """
         malicious = [i for i, job in enumerate(order.jobs) if job.malicious]
         if not malicious:
             return {}
+        attack = self.population.attack
         rng = generator(self.population.config.seed, "craft", order.index)
         view = self.population.attack_view(order, rng)
-        sent = self.population.attack.craft(updates[malicious], view)
+        if isinstance(attack, Omniscient) and attack.omniscient:
+            honest = [i for i, job in enumerate(order.jobs) if not job.malicious]
+            view = replace(view, benign=updates[honest])
+        sent = attack.collude(updates[malicious], view)
         if len(sent) != len(malicious):
             raise UserError(
-                f"craft must return a row for each of {len(malicious)} clients, got {len(sent)}"
+                f"collude must return a row for each of {len(malicious)} clients, got {len(sent)}"
             )
         misfits = {}
         for i, row in zip(malicious, sent, strict=True):
@@ -188,7 +205,8 @@ class Federation:
         population.layout.write(end.params, end.buffers)
 
         def measure(probe: Probe) -> float | None:
-            return accuracy(population.module, probe, population.dataset.decode)
+            data = population.dataset
+            return accuracy(population.module, probe, data.decode, data.threshold)
 
         return measure(self.clean), [measure(probe) for probe in self.triggered]
 
@@ -203,15 +221,18 @@ class Federation:
         ma, ba = scores
         tpr, tnr = rates(clients)
         scored = [client for client in clients if client["score"] is not None]
+        attacked = any(job.malicious for job in order.jobs)
         return {
             "round": order.index,
-            "attacked": any(job.malicious for job in order.jobs),
+            "attacked": attacked,
+            "pdr": self.population.config.pdr_in(order.index) if attacked else None,
             "applied": applied,
             "MA": ma,
             "BA": mean(ba),
             "TPR": tpr,
             "TNR": tnr,
             "AUC": auc([c["score"] for c in scored], [c["malicious"] for c in scored]),
+            **stealth(clients),
             "BA_by_backdoor": {str(i): value for i, value in enumerate(ba)},
             "seconds": seconds,
             "clients": clients,
@@ -222,16 +243,24 @@ def _finite(values: Tensor) -> bool:
     return bool(values.isfinite().all())
 
 
-def _client_records(
-    jobs: Sequence[Job], aggregate: Aggregate, refused: dict[int, str]
-) -> list[Record]:
+def _client_records(jobs: Sequence[Job], aggregate: Aggregate, screened: Screened) -> list[Record]:
+    refused = screened.refused
+    honest = [i for i, job in enumerate(jobs) if not job.malicious and i not in refused]
+    norms, cosines = norms_and_cosines(screened.updates, honest)
+
     def pick(values: Tensor | None) -> list[Any]:
         return [None] * len(jobs) if values is None else values.tolist()
 
-    columns = (pick(aggregate.accepted), pick(aggregate.scores), pick(aggregate.weights))
+    columns = {
+        "accepted": pick(aggregate.accepted),
+        "score": pick(aggregate.scores),
+        "weight": pick(aggregate.weights),
+        "norm": pick(norms),
+        "cosine": pick(cosines),
+    }
     records: list[Record] = [
-        {"id": job.client, "malicious": job.malicious, "accepted": a, "score": s, "weight": w}
-        for job, a, s, w in zip(jobs, *columns, strict=True)
+        {"id": job.client, "malicious": job.malicious, **dict(zip(columns, row, strict=True))}
+        for job, row in zip(jobs, zip(*columns.values(), strict=True), strict=True)
     ]
     if aggregate.details:
         rows = zip(*map(pick, aggregate.details.values()), strict=True)
@@ -239,7 +268,7 @@ def _client_records(
             if i not in refused:
                 records[i]["details"] = dict(zip(aggregate.details, row, strict=True))
     for i, reason in refused.items():
-        records[i] |= {"refused": reason, "score": None}
+        records[i] |= {"refused": reason, "score": None, "norm": None, "cosine": None}
     return records
 
 

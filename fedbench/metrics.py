@@ -9,41 +9,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbench.backdoors import Backdoor
-
 BATCH = 1000
+IGNORED = -100  # the label of a prediction that does not count, for the loss of torch too
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Raw samples and the label each is compared with."""
+    """Raw samples and the label each is compared with, of each prediction if it has several."""
 
     x: Tensor  # [n, ...]
-    expected: Tensor  # [n]
-
-    @classmethod
-    def triggered(cls, x: Tensor, y: Tensor, backdoor: Backdoor) -> Probe:
-        """The samples of other classes than the target, stamped: success is the target label.
-
-        A sample of the target class would count as a success without any backdoor.
-        """
-        others = y != backdoor.target
-        return cls(backdoor.stamp(x[others]), torch.full_like(y[others], backdoor.target))
+    expected: Tensor  # [n] or [n, T]
 
 
 @torch.no_grad()
-def accuracy(module: nn.Module, probe: Probe, decode: Callable[[Tensor], Tensor]) -> float | None:
-    """Share of samples that get the expected label; None without samples.
+def accuracy(
+    module: nn.Module,
+    probe: Probe,
+    decode: Callable[[Tensor], Tensor],
+    threshold: float | None = None,
+) -> float | None:
+    """Share of predictions that are right; None if there are none.
 
-    Logits that are not finite predict nothing: a broken model is never counted as right.
+    Right is the expected label as the likeliest one, or, with a threshold, with at least that
+    probability. Logits that are not finite predict nothing: a broken model is never right.
     """
     module.eval()
     n_right = 0
     for x, expected in zip(probe.x.split(BATCH), probe.expected.split(BATCH), strict=True):
-        logits = module(decode(x))  # [B, C]
-        right = (logits.argmax(dim=-1) == expected) & logits.isfinite().all(dim=-1)
-        n_right += int(right.sum())
-    return n_right / len(probe.expected) if len(probe.expected) else None
+        logits = module(decode(x))  # [B, C] or [B, T, C]
+        counted = (expected != IGNORED) & logits.isfinite().all(dim=-1)
+        n_right += int(_right(logits[counted], expected[counted], threshold).sum())
+    n = int((probe.expected != IGNORED).sum())
+    return n_right / n if n else None
+
+
+def _right(logits: Tensor, expected: Tensor, threshold: float | None) -> Tensor:
+    """[k, C] and [k]: [k] bool."""
+    if threshold is None:
+        return logits.argmax(dim=-1) == expected
+    return logits.softmax(dim=-1).gather(-1, expected[:, None])[:, 0] >= threshold
 
 
 def auc(scores: Sequence[float], malicious: Sequence[bool]) -> float | None:
@@ -67,6 +71,23 @@ def rates(clients: Iterable[Mapping[str, Any]]) -> tuple[float | None, float | N
     rejected = [not client["accepted"] for client in judged if client["malicious"]]
     kept = [client["accepted"] for client in judged if not client["malicious"]]
     return _share(rejected), _share(kept)
+
+
+def stealth(clients: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
+    """How much the poisoned updates of a round look like benign ones, of client records.
+
+    `norm_ratio` is the mean length of the poisoned updates over that of the benign ones; `cosine`
+    the mean cosine of a poisoned update with the mean benign one, `benign_cosine` that of a benign
+    update with the mean of the others. None where there are none to compare.
+    """
+    seen = [client for client in clients if client["norm"] is not None]
+    poisoned, benign = ([c for c in seen if c["malicious"] is kind] for kind in (True, False))
+    lengths = [mean(client["norm"] for client in group) for group in (poisoned, benign)]
+    return {
+        "norm_ratio": lengths[0] / lengths[1] if lengths[0] is not None and lengths[1] else None,
+        "cosine": mean(client["cosine"] for client in poisoned),
+        "benign_cosine": mean(client["cosine"] for client in benign),
+    }
 
 
 def _share(flags: Sequence[bool]) -> float | None:

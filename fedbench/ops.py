@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -35,6 +35,26 @@ def row_norms(updates: Tensor) -> Tensor:
     for _, rows in in_double(updates):
         squared += torch.linalg.vector_norm(rows, dim=1) ** 2
     return squared.sqrt()
+
+
+def norms_and_cosines(updates: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """|u_i|, and the cosine of u_i with the sum of the other u_j, j in `rows`: [N] each, float64.
+
+    0 where a vector has no direction. Every sum of products is over float64 columns.
+    """
+    inside = updates.new_zeros(len(updates), dtype=torch.float64)
+    inside[[*rows]] = 1
+    squares, products, length_sq = (torch.zeros_like(inside) for _ in range(3))
+    for _, columns in in_double(updates):
+        total = inside @ columns
+        squares += torch.linalg.vector_norm(columns, dim=1) ** 2
+        products += columns @ total
+        length_sq += total @ total
+    # Of the sum without u_i: its product with u_i, and its length.
+    others = (length_sq - inside * (2 * products - squares)).clamp_min(0)
+    lengths = squares.sqrt() * others.sqrt()
+    cosines = torch.where(lengths > 0, (products - inside * squares) / lengths, 0)
+    return squares.sqrt(), cosines.clamp(-1, 1)
 
 
 def gram(updates: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from lightning.fabric import Fabric
@@ -11,10 +11,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from fedbench.attack import Attack, AttackView, Poisoning
-from fedbench.backdoors import Backdoor
-from fedbench.client import Classifier, train
+from fedbench.backdoor import Implant, Scene
+from fedbench.client import Classifier, Malice, train
 from fedbench.config import RunConfig, share
 from fedbench.data import Dataset
+from fedbench.errors import UserError
+from fedbench.metrics import BATCH
 from fedbench.partition import by_dirichlet, by_main_class
 from fedbench.rng import derive, generator, numpy_generator
 from fedbench.vector import Layout
@@ -47,13 +49,12 @@ class Population:
         dataset: Dataset,
         network: nn.Module,
         attack: Attack,
-        backdoors: Sequence[Backdoor],
         fabric: Fabric,
     ) -> None:
         self.config = config
         self.dataset = dataset
         self.attack = attack
-        self.backdoors = backdoors
+        self.implants: Sequence[Implant] = ()  # ready before round 0
         self.fabric = fabric
         if not isinstance(network, LightningModule):
             network = Classifier(network, config.lr, config.momentum, config.weight_decay)
@@ -76,52 +77,88 @@ class Population:
         if index < 0:  # pretraining: nobody has a role yet
             everyone = list(range(self.config.pool_size))
             return [Job(client, malicious=False) for client in sorted(_draw(everyone, n, rng))]
-        n_malicious = min(share(self.config.pmr, n), len(self.malicious))
-        poisoned = set(_draw(self.malicious, n_malicious, rng))
-        honest = _draw(self.honest, n - n_malicious, rng)
-        attacked = self.attack.active and index >= self.config.attack_start  # honest until then
-        return [
-            Job(client, malicious=attacked and client in poisoned)
-            for client in sorted([*poisoned, *honest])
-        ]
+        if self.config.malicious == "sampled":
+            clients = _draw(range(self.config.pool_size), n, rng)
+        else:
+            n_malicious = min(share(self.config.pmr, n), len(self.malicious))
+            clients = _draw(self.malicious, n_malicious, rng)
+            clients += _draw(self.honest, n - n_malicious, rng)
+        attacked = self.attack.active and self.config.attacked_in(index)  # else all are honest
+        return [Job(client, attacked and client in self.malicious) for client in sorted(clients)]
 
-    def train(self, order: Order, job: Job) -> None:
-        """Trains the module, which holds the global model, as this client would."""
-        config, data = self.config, self.dataset
-        key = (order.index, job.client)
+    def scene(self, params: Tensor, buffers: Tensor) -> Scene:
+        """What a backdoor can be made of, with the model that stands before round 0."""
+        shards = [self.shards[client] for client in sorted(self.malicious)]
+        own = torch.cat(shards) if shards else torch.zeros(0, dtype=torch.long)
+
+        def features(x: Tensor) -> Tensor:
+            self.layout.write(params, buffers)
+            return _features(self.module, self.dataset, x)
+
+        return Scene(self.dataset, own.to(self.dataset.y_train.device), features)
+
+    def train(self, order: Order, job: Job, out: Tensor) -> None:
+        """Trains the module from the global model as this client would; `out` gets its update."""
+        if job.malicious:
+            self._attack(order, job, out)
+        else:
+            self._fit(order, job)
+            self._read_update(order, out)
+
+    def _attack(self, order: Order, job: Job, out: Tensor) -> None:
+        attack, rng = self.attack, generator(self.config.seed, "objective", *_key(order, job))
+        view = self.attack_view(order, rng)
+        if attack.needs_clean_update:
+            self._fit(order, job)
+            view = replace(view, clean_update=self._read_update(order, torch.empty_like(out)))
+        if attack.trains:
+            self._fit(order, job, view)
+        else:
+            self.layout.write(order.params, order.buffers)
+        sent = attack.craft(self._read_update(order, out), view)
+        if sent.shape != out.shape:
+            shapes = f"{tuple(out.shape)}, got {tuple(sent.shape)}"
+            raise UserError(f"craft must return an update of shape {shapes}")
+        out.copy_(sent)
+
+    def _read_update(self, order: Order, out: Tensor) -> Tensor:
+        return self.layout.read_params(out=out).sub_(order.params)
+
+    def _fit(self, order: Order, job: Job, view: AttackView | None = None) -> None:
+        """Trains honestly or, with a view, as the attack has it."""
+        config, data, attack = self.config, self.dataset, self.attack
+        key = _key(order, job)
+        self.layout.write(order.params, order.buffers)
         samples = self.shards[job.client]
         x, y = data.x_train[samples], data.y_train[samples]
-        rng = generator(config.seed, "batches", *key)
-        torch.manual_seed(derive(config.seed, "layers", *key))  # dropout and the like
-        if not job.malicious:
-            train(
-                self.module,
-                data.decode(x),
-                y,
-                self.fabric,
-                epochs=config.local_epochs,
-                batch_size=config.batch_size,
-                rng=rng,
+        epochs, malice = config.local_epochs, None
+        if view is not None:
+            x, y = attack.poison(x, y, self._orders(order, job))
+            epochs = attack.training.epochs or epochs
+            malice = Malice(
+                attack.training,
+                objective=lambda loss: attack.objective(loss, self.layout.params, view),
+                project=lambda: attack.project(self.layout.params, view),
             )
-            return
-        poisoning = Poisoning(
-            slot=self.malicious.index(job.client),
-            backdoors=self.backdoors,
-            pdr=config.pdr,
-            rng=generator(config.seed, "poison", *key),
-        )
-        x, y = self.attack.poison(x, y, poisoning)
-        view = self.attack_view(order, generator(config.seed, "objective", *key))
+        torch.manual_seed(derive(config.seed, "layers", *key))  # dropout and the like
         train(
             self.module,
             data.decode(x),
             y,
             self.fabric,
-            epochs=self.attack.epochs or config.local_epochs,
+            epochs=epochs,
             batch_size=config.batch_size,
-            rng=rng,
-            lr=self.attack.lr,
-            objective=lambda loss: self.attack.objective(loss, self.layout.params, view),
+            rng=generator(config.seed, "batches", *key),
+            malice=malice,
+        )
+
+    def _orders(self, order: Order, job: Job) -> Poisoning:
+        return Poisoning(
+            slot=self.malicious.index(job.client),
+            implants=self.implants,
+            pdr=self.config.pdr_in(order.index),
+            n_classes=self.dataset.n_classes,
+            rng=generator(self.config.seed, "poison", *_key(order, job)),
         )
 
     def attack_view(self, order: Order, rng: torch.Generator) -> AttackView:
@@ -136,12 +173,40 @@ class Population:
         )
 
 
+def _key(order: Order, job: Job) -> tuple[int, int]:
+    """What a client's draws in a round depend on, beside the seed and their purpose."""
+    return order.index, job.client
+
+
+@torch.no_grad()
+def _features(module: nn.Module, dataset: Dataset, x: Tensor) -> Tensor:
+    """What the last linear layer reads for raw samples [n, ...]: [n, F]."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise UserError("features are what the last linear layer reads, and the model has none")
+    seen: list[Tensor] = []
+    hook = layers[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    module.eval()
+    try:
+        for batch in x.split(BATCH):
+            module(dataset.decode(batch))
+    finally:
+        hook.remove()
+    return torch.cat(seen)
+
+
 def _draw(items: Sequence[int], n: int, rng: torch.Generator) -> list[int]:
     return [items[i] for i in torch.randperm(len(items), generator=rng)[:n].tolist()]
 
 
 def _shards(config: RunConfig, dataset: Dataset) -> list[Tensor]:
     rng = numpy_generator(config.seed, "partition")
+    held = torch.ones(len(dataset.y_train), dtype=torch.bool)
+    held[[*dataset.reserved]] = False
+    indices = held.nonzero()[:, 0]
+    labels = dataset.y_train.cpu()[indices]
     if config.partition == "dirichlet":
-        return by_dirichlet(dataset.y_train, config.pool_size, config.dirichlet_alpha, rng)
-    return by_main_class(dataset.y_train, config.pool_size, config.non_iid, rng)
+        shards = by_dirichlet(labels, config.pool_size, config.dirichlet_alpha, rng)
+    else:
+        shards = by_main_class(labels, config.pool_size, config.non_iid, rng)
+    return [indices[shard] for shard in shards]

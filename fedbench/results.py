@@ -23,6 +23,8 @@ from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.metrics import mean, rates
 
+STEALTH = ("norm_ratio", "cosine", "benign_cosine")
+
 Record = dict[str, Any]  # a line of rounds.jsonl, or summary.json
 
 
@@ -34,6 +36,7 @@ class Checkpoint:
     params: Tensor  # [P]
     buffers: Tensor  # [Q]
     initial_params: Tensor  # [P] before round 0
+    initial_buffers: Tensor  # [Q]
     defense_state: Any
 
 
@@ -119,6 +122,7 @@ def summarise(rounds: list[Record]) -> Record:
         "TPR": tpr,
         "TNR": tnr,
         "AUC": mean(record["AUC"] for record in judged),
+        **{key: mean(record[key] for record in judged) for key in STEALTH},
         "BA_by_backdoor": last["BA_by_backdoor"],
         "rounds": len(rounds),
         "seconds": sum(seconds.values()),

@@ -8,15 +8,15 @@ import signal
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedbench.attack import ATTACKS, Attack
-from fedbench.backdoors import BACKDOORS, Backdoor
+from fedbench.backdoor import BACKDOORS, Backdoor
 from fedbench.config import RunConfig, share
 from fedbench.console import Display
-from fedbench.data import DATASETS, Dataset, DataSource
+from fedbench.data import DATASETS, DataSource, Spec
 from fedbench.defense import DEFENSES, Defense
 from fedbench.errors import UserError
 from fedbench.executors import EXECUTORS, Executor, Workforce
@@ -57,14 +57,12 @@ class Plan:
         """Builds what the configuration names; a UserError for anything that cannot work."""
         attack = ATTACKS.build(config.attack)
         source = DATASETS.build(config.dataset)
-        backdoors = source.backdoors if attack.backdoors is None else attack.backdoors
-        if not backdoors:
-            raise UserError("backdoors=[]: BA needs at least one backdoor to measure")
+        planted = attack.planted(source.backdoors)
         plan = cls(
             config=config,
             defense=DEFENSES.build(config.defense),
             attack=attack,
-            backdoors=tuple(BACKDOORS.build(settings) for settings in backdoors),
+            backdoors=tuple(BACKDOORS.build(_by_name(settings)) for settings in planted),
             source=source,
             model=MODELS.build(config.model),
             executor=EXECUTORS.build(config.executor),
@@ -74,14 +72,41 @@ class Plan:
             plan.defense.check(config.n_clients)
         except ValueError as error:
             raise UserError(f"defense {config.defense['name']}: {error}") from error
-        if attack.active and config.pmr > 0 and not share(config.pmr, config.n_clients):
-            raise UserError(f"pmr={config.pmr}: of n_clients={config.n_clients} that is no client")
+        try:
+            attack.check(plan.backdoors)
+        except ValueError as error:
+            raise UserError(f"attack {config.attack['name']}: {error}") from error
+        if source.spec is not None:
+            plan.check_fit(source.spec)
+        key = "n_clients" if config.malicious == "fixed" else "pool_size"
+        n = getattr(config, key)
+        if attack.active and config.pmr > 0 and not share(config.pmr, n):
+            raise UserError(
+                f"pmr={config.pmr}: of {key.removesuffix('_size')}={n} that is no client"
+            )
         return plan
+
+    def check_fit(self, spec: Spec) -> None:
+        """A UserError for a backdoor that does not fit the data set."""
+        for backdoor in self.backdoors:
+            try:
+                backdoor.check(spec)
+            except ValueError as error:
+                raise UserError(f"backdoor on {spec.name}: {error}") from error
 
     @property
     def folder(self) -> RunDir:
         versions = {"defense": self.defense.version, "attack": self.attack.version}
         return RunDir(Path(self.config.out, self.config.name, self.config.run_id(versions)))
+
+
+def _by_name(backdoor: Any) -> Any:
+    """A backdoor's name stands for its settings by default."""
+    if not isinstance(backdoor, str | dict):
+        raise UserError(
+            f"backdoors: {backdoor} must be a backdoor's name, or its name and settings"
+        )
+    return {"name": backdoor} if isinstance(backdoor, str) else backdoor
 
 
 def run(config: RunConfig) -> Record:
@@ -131,10 +156,10 @@ def _on_rank(fabric: Fabric, config: RunConfig) -> Record | UserError | None:
     torch.set_num_threads(plan.executor.threads)
     try:
         dataset = plan.source.load().to(fabric.device)
-        _check_fit(plan, dataset)
+        plan.check_fit(dataset.spec)
         torch.manual_seed(derive(config.seed, "init"))
         network = plan.model.build(dataset.input_shape, dataset.n_classes)
-        population = Population(config, dataset, network, plan.attack, plan.backdoors, fabric)
+        population = Population(config, dataset, network, plan.attack, fabric)
         workforce = Workforce(plan.executor, fabric, population)
         if fabric.global_rank > 0:
             workforce.serve()
@@ -148,14 +173,6 @@ def _on_rank(fabric: Fabric, config: RunConfig) -> Record | UserError | None:
             workforce.dismiss()
     except UserError as error:
         return error
-
-
-def _check_fit(plan: Plan, dataset: Dataset) -> None:
-    for backdoor in plan.backdoors:
-        try:
-            backdoor.check(dataset.input_shape, dataset.n_classes)
-        except ValueError as error:
-            raise UserError(f"backdoor on {dataset.name}: {error}") from error
 
 
 def _rounds(plan: Plan, federation: Federation) -> Record:
@@ -187,6 +204,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
             display.say(f"{config.title}  warning: {warning}")
         try:
             state = _pretrained(config, federation, display) if start is None else start
+            federation.prepare(plan.backdoors, state)
             while state.next_round < config.rounds:
                 state, record = federation.round(state)
                 folder.record(record)

@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from fedbench.attack import ATTACKS, Attack
-from fedbench.backdoors import BACKDOORS
+from fedbench.backdoor import BACKDOORS
 from fedbench.config import RunConfig
 from fedbench.data import DATASETS, Dataset
 from fedbench.defense import DEFENSES, Defense
@@ -61,10 +61,12 @@ def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
             sample,
             network,
             attack or ATTACKS.build({"name": "constrain_and_scale"}),
-            [BACKDOORS.build({"name": "patch"})],
             fabric,
         )
         defense = defense or DEFENSES.build({"name": "fedavg"})
-        return Federation(population, Workforce(Sequential(), fabric, population), defense)
+        made = Federation(population, Workforce(Sequential(), fabric, population), defense)
+        chosen = population.attack.planted([{"name": "patch"}])
+        made.prepare([BACKDOORS.build(backdoor) for backdoor in chosen], made.initial())
+        return made
 
     return make

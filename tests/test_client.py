@@ -10,7 +10,8 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fedbench.client import Classifier, train
+from fedbench.attack import OwnTraining
+from fedbench.client import Classifier, Malice, train
 from fedbench.errors import UserError
 
 
@@ -70,10 +71,12 @@ def test_an_attacker_can_bring_its_own_lr_and_objective(
     data: tuple[Tensor, Tensor], fabric: Fabric
 ) -> None:
     still = Classifier(linear(), lr=0.1)
-    train(still, *data, fabric, epochs=1, batch_size=16, rng=rng(), objective=lambda loss: 0 * loss)
+    nothing = Malice(OwnTraining(), objective=lambda loss: 0 * loss, project=lambda: None)
+    train(still, *data, fabric, epochs=1, batch_size=16, rng=rng(), malice=nothing)
     assert torch.equal(still.network.weight, linear().weight)
     small, large = (Classifier(linear(), lr=0.1) for _ in range(2))
-    train(small, *data, fabric, epochs=1, batch_size=50, rng=rng(), lr=0.01)
+    slow = Malice(OwnTraining(lr=0.01), objective=lambda loss: loss, project=lambda: None)
+    train(small, *data, fabric, epochs=1, batch_size=50, rng=rng(), malice=slow)
     train(large, *data, fabric, epochs=1, batch_size=50, rng=rng())
     steps = [m.network.weight - linear().weight for m in (small, large)]
     torch.testing.assert_close(steps[0] * 10, steps[1], rtol=1e-4, atol=1e-6)

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fedbench.attack import ATTACKS, Attack, AttackView, Poisoning
-from fedbench.backdoors import Patch
+from fedbench.attack import ATTACKS, AttackView, BackdoorAttack, Poisoning
+from fedbench.backdoor import BACKDOORS
 from fedbench.config import register_schema
 from fedbench.data import DATASETS
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
@@ -91,6 +91,8 @@ every_setting = pytest.mark.parametrize(
     "chosen", SETTINGS, ids=lambda chosen: "-".join(map(str, chosen.values()))
 )
 every_attack = pytest.mark.parametrize("name", ATTACKS.names())
+TARGETED = [name for name in ATTACKS.names() if issubclass(ATTACKS.get(name), BackdoorAttack)]
+every_targeted = pytest.mark.parametrize("name", TARGETED)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 
@@ -555,7 +557,8 @@ def test_every_setting_has_values_out_of_range(name: str) -> None:
     assert fields == set(OUT_OF_RANGE.get(name, {}))
 
 
-BACKDOORS = (Patch(target=3, corner="top_left"), Patch(target=8, corner="bottom_right", size=2))
+Patch: Any = BACKDOORS.get("patch")
+PATCHES = (Patch(target=3, corner="top_left"), Patch(target=8, corner="bottom_right", size=2))
 
 
 def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -565,11 +568,13 @@ def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 10, (n,), generator=rng)
 
 
-def orders(pdr: float, slot: int = 0, seed: int = 0, backdoors: Any = BACKDOORS[:1]) -> Poisoning:
-    return Poisoning(slot, backdoors, pdr, torch.Generator().manual_seed(seed))
+def orders(pdr: float, slot: int = 0, seed: int = 0, implants: Any = PATCHES[:1]) -> Poisoning:
+    return Poisoning(slot, implants, pdr, 10, torch.Generator().manual_seed(seed))
 
 
 def attack_view(global_params: Tensor, n_malicious: int = 3) -> AttackView:
+    """With all that an attack can ask for."""
+    dtype = global_params.dtype
     return AttackView(
         index=0,
         global_params=global_params,
@@ -578,6 +583,8 @@ def attack_view(global_params: Tensor, n_malicious: int = 3) -> AttackView:
         n_malicious=n_malicious,
         server_lr=0.5,
         rng=torch.Generator().manual_seed(0),
+        clean_update=honest(1, seed=5)[0].to(dtype),
+        benign=honest(10 - n_malicious, seed=6).to(dtype),
     )
 
 
@@ -585,7 +592,7 @@ def changed(a: Tensor, b: Tensor) -> Tensor:
     return (a != b).flatten(1).any(dim=1)
 
 
-@every_attack
+@every_targeted
 @settings(derandomize=True, deadline=None)
 @given(n=st.integers(1, 60), pdr=st.floats(0, 1), seed=st.integers(0, 1000))
 @example(n=7, pdr=0.0, seed=0)
@@ -602,11 +609,11 @@ def test_poison(name: str, n: int, pdr: float, seed: int) -> None:
     assert (poisoned_y.shape, poisoned_y.dtype) == (y.shape, y.dtype)
     stamped = changed(poisoned_x, x)
     assert int(stamped.sum()) == math.floor(pdr * n + 0.5)
-    assert (poisoned_y[stamped] == BACKDOORS[0].target).all()
+    assert (poisoned_y[stamped] == PATCHES[0].target).all()
     assert torch.equal(poisoned_y[~stamped], y[~stamped])
 
 
-@every_attack
+@every_targeted
 def test_poison_depends_on_its_generator_alone(name: str) -> None:
     attack = ATTACKS.get(name)()
     x, y = samples(200)
@@ -617,24 +624,16 @@ def test_poison_depends_on_its_generator_alone(name: str) -> None:
     assert not torch.equal(attack.poison(x, y, orders(0.5, seed=5))[0], first[0])
 
 
-@every_attack
+@pytest.mark.parametrize("name", ["constrain_and_scale", "edge_case", "adaptive_baybfed"])
 @pytest.mark.parametrize("slot", range(5))
 def test_backdoors_are_dealt_out_by_slot(name: str, slot: int) -> None:
     attack = ATTACKS.get(name)()
     x, y = samples(50)
-    poisoned_x, poisoned_y = attack.poison(x, y, orders(0.4, slot, backdoors=BACKDOORS))
+    poisoned_x, poisoned_y = attack.poison(x, y, orders(0.4, slot, implants=PATCHES))
     stamped = changed(poisoned_x, x)
     assert int(stamped.sum()) == 20
-    assert (poisoned_y[stamped] == BACKDOORS[slot % 2].target).all()
-
-
-@pytest.mark.parametrize("slot", range(3))
-def test_poison_by_default_stamps_the_whole_trigger(slot: int) -> None:
-    x, y = samples(20)
-    poisoned, _ = Attack().poison(x, y, orders(0.5, slot, backdoors=BACKDOORS))
-    stamped = changed(poisoned, x)
-    assert torch.equal(poisoned[stamped], BACKDOORS[slot % 2].stamp(x[stamped]))
-    assert int(stamped.sum()) == 10
+    assert (poisoned_y[stamped] == PATCHES[slot % 2].target).all()
+    assert torch.equal(poisoned_x[stamped], PATCHES[slot % 2].stamp(x[stamped]))
 
 
 @every_attack
@@ -648,7 +647,8 @@ def test_objective_is_differentiable(name: str, moved: bool) -> None:
     before = bits(global_params)
     loss = nn.functional.cross_entropy(network(torch.randn(16, 6)), torch.arange(16) % 3)
     attack = ATTACKS.get(name)()
-    objective = attack.objective(loss, layout.params, attack_view(global_params))
+    view = dataclasses.replace(attack_view(global_params), clean_update=torch.randn(53))
+    objective = attack.objective(loss, layout.params, view)
     assert objective.shape == ()
     assert objective.dtype == loss.dtype
     assert objective.isfinite()
@@ -662,14 +662,32 @@ def test_objective_is_differentiable(name: str, moved: bool) -> None:
 
 @every_attack
 @every_dtype
-@pytest.mark.parametrize("n_malicious", [1, 3])
-def test_craft(name: str, n_malicious: int, dtype: torch.dtype) -> None:
+def test_craft(name: str, dtype: torch.dtype) -> None:
+    """Neither what is given to an attack is written to, nor anybody else's random numbers drawn."""
+    attack = ATTACKS.get(name)()
+    update = honest(1)[0].to(dtype)
+    view = attack_view(noise(SMALL.n_params, seed=1).to(dtype))
+    before = bits([update, view.global_params, view.clean_update])
+    others = global_generators()
+    sent = attack.craft(update, view)
+    assert bits([update, view.global_params, view.clean_update]) == before
+    assert (sent.shape, sent.dtype) == (update.shape, dtype)
+    assert sent.isfinite().all()
+    again = attack.craft(update, attack_view(view.global_params))
+    assert bits(again) == bits(sent)
+    assert global_generators() == others
+
+
+@every_attack
+@every_dtype
+@pytest.mark.parametrize("n_malicious", [1, 3, 9, 10])
+def test_collude(name: str, n_malicious: int, dtype: torch.dtype) -> None:
     attack = ATTACKS.get(name)()
     updates = honest(n_malicious).to(dtype)
-    before = bits(updates)
     view = attack_view(noise(SMALL.n_params, seed=1).to(dtype), n_malicious)
-    sent = attack.craft(updates, view)
-    assert bits(updates) == before
+    before = bits([updates, view.global_params, view.benign])
+    sent = attack.collude(updates, view)
+    assert bits([updates, view.global_params, view.benign]) == before
     assert len(sent) == n_malicious
     for row in sent:
         assert (row.shape, row.dtype) == (updates[0].shape, dtype)
@@ -677,13 +695,49 @@ def test_craft(name: str, n_malicious: int, dtype: torch.dtype) -> None:
 
 
 @every_attack
+def test_project_changes_nothing_but_the_parameters(name: str) -> None:
+    params = [nn.Parameter(part.clone()) for part in honest(1)[0].split([30, 23])]
+    view = attack_view(noise(SMALL.n_params, seed=1))
+    before = bits([view.global_params, view.clean_update])
+    ATTACKS.get(name)().project(params, view)
+    assert bits([view.global_params, view.clean_update]) == before
+    for param in params:
+        assert param.isfinite().all()
+        assert param.requires_grad
+        assert param.grad is None
+
+
+@every_attack
+def test_what_an_attack_plants(name: str) -> None:
+    """Targeted ones have a backdoor, none of the others is measured by one, but for `none`."""
+    planted = ATTACKS.get(name)().planted([{"name": "patch"}])
+    assert bool(planted) == (name in TARGETED or name == "none")
+    for backdoor in planted:
+        BACKDOORS.build(backdoor)
+
+
+@every_targeted
+def test_a_targeted_attack_without_a_backdoor_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="backdoors must be one"):
+        ATTACKS.get(name)().check([])
+
+
+@every_targeted
 @pytest.mark.parametrize(
-    ("setting", "value"), [("epochs", 0), ("epochs", -3), ("lr", 0.0), ("lr", -0.1)]
+    ("setting", "value"),
+    [
+        *[("epochs", value) for value in (0, -3)],
+        *[("lr", value) for value in (0.0, -0.1, math.nan, math.inf)],
+        *[("lr_decay", value) for value in (0.0, -1.0, math.nan, math.inf)],
+        *[("lr_decay_at", value) for value in ([1.5], [0.2, -0.1], [math.nan])],
+        *[("gamma", value) for value in (0, -1.5, "bound", "2", math.nan, math.inf)],
+    ],
 )
-def test_attackers_training_is_checked(name: str, setting: str, value: float) -> None:
-    cls: Any = ATTACKS.get(name)
-    with pytest.raises(ValueError, match=rf"{setting} must be .*, got {value}"):
-        cls(**{setting: value})
+def test_attackers_training_is_checked(name: str, setting: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"{setting}\b.*") as refused:
+        ATTACKS.build({"name": name, setting: value})
+    assert str(value) in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 CONF = Path(importlib.import_module("fedbench.conf").__path__[0])
@@ -748,6 +802,17 @@ def test_a_plugin_is_a_frozen_dataclass_with_a_docstring(kind: str, name: str) -
     assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
     signature = f"{cls.__name__}("  # what a dataclass without a docstring gets for one
     assert kind == "tracker" or not (cls.__doc__ or signature).startswith(signature)
+
+
+@pytest.mark.parametrize("name", BACKDOORS.names())
+def test_a_backdoor_is_a_plugin_as_others_are(name: str) -> None:
+    cls = BACKDOORS.get(name)
+    module = importlib.import_module(cls.__module__)
+    assert module.__name__ == f"fedbench.backdoors.{name}"
+    assert dataclasses.is_dataclass(cls)
+    assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert "https://" in (module.__doc__ or "")
+    assert BACKDOORS.build({"name": name}) == cls()
 
 
 @pytest.mark.parametrize(("kind", "name"), PLUGINS)

@@ -40,7 +40,7 @@ def run(command: str, cwd: Path, *extra: str, path: str = "") -> subprocess.Comp
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """The project's files as a bare clone has them."""
-    for folder in ("fedbench", "defenses", "attacks", "conf", "sweeps"):
+    for folder in ("fedbench", "defenses", "attacks", "backdoors", "conf", "sweeps"):
         skip = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=skip)
     return tmp_path

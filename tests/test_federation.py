@@ -34,7 +34,7 @@ class Hostile(Attack):
 
     rows: Any = None
 
-    def craft(self, updates: Tensor, view: AttackView) -> Tensor | Sequence[Tensor]:
+    def collude(self, updates: Tensor, view: AttackView) -> Tensor | Sequence[Tensor]:
         return self.rows(updates)
 
 
@@ -271,7 +271,7 @@ def test_a_defense_that_breaks_its_contract_is_told_so(federation: Make) -> None
         made.round(start(made))
 
 
-def test_an_attack_that_crafts_too_few_rows_is_told_so(federation: Make) -> None:
+def test_an_attack_that_sends_too_few_rows_is_told_so(federation: Make) -> None:
     made = federation(Spy(), Hostile(rows=lambda u: u[:1]))
     with pytest.raises(UserError, match="a row for each of 2 clients, got 1"):
         made.round(start(made))

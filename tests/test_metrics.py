@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedbench.backdoors import BACKDOORS
+from fedbench.backdoor import BACKDOORS
 from fedbench.metrics import Probe, accuracy, auc, mean, rates
 
 
@@ -44,7 +44,7 @@ def test_ba_leaves_out_the_samples_of_the_target_class() -> None:
     x = torch.zeros(5, 1, 6, 6, dtype=torch.uint8)
     y = torch.tensor([0, 1, 2, 1, 0])
     backdoor = BACKDOORS.build({"name": "patch", "target": 1, "size": 2})
-    triggered = Probe.triggered(x, y, backdoor)
+    triggered = backdoor.probe(x, y)  # type: ignore[attr-defined]
     assert triggered.expected.tolist() == [1, 1, 1]
     assert triggered.x.shape == (3, 1, 6, 6)
     assert triggered.x.view(3, -1).sum(dim=1).tolist() == [4 * 255] * 3

@@ -8,7 +8,6 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from fedbench.attack import ATTACKS, Attack, AttackView
-from fedbench.backdoors import Patch
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.population import Population
@@ -31,7 +30,7 @@ def population(dataset: Dataset, attack: Attack, pmr: float = 0.4) -> Population
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(36, 10))
     fabric = Fabric(accelerator="cpu", devices=1)
-    return Population(config, dataset, network, attack, (Patch(),), fabric)
+    return Population(config, dataset, network, attack, fabric)
 
 
 def test_by_hand() -> None:
@@ -40,8 +39,9 @@ def test_by_hand() -> None:
     loss = torch.tensor(2.0, requires_grad=True)
     params = [nn.Parameter(torch.tensor([5.0, 5.0]))]
     assert NoAttack().objective(loss, params, view).item() == 2
-    sent = NoAttack().craft(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), view)
+    sent = NoAttack().collude(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), view)
     assert [row.tolist() for row in sent] == [[1, 2], [3, 4]]
+    assert NoAttack().craft(torch.tensor([5.0, 6.0]), view).tolist() == [5, 6]
 
 
 @pytest.mark.parametrize("pmr", [0.0, 0.4, 1.0])
@@ -62,5 +62,5 @@ def test_the_same_clients_take_part_as_under_an_attack(dataset: Dataset) -> None
 
 def test_backdoors_are_still_measured() -> None:
     """The harness asks the attack for its backdoors whether it is active or not."""
-    assert NoAttack().backdoors is None  # the data set's own
-    assert NoAttack(backdoors=[{"name": "patch"}]).backdoors == [{"name": "patch"}]
+    assert NoAttack().planted(["patch"]) == ["patch"]  # the data set's own
+    assert NoAttack(backdoors=[{"name": "bars"}]).planted(["patch"]) == [{"name": "bars"}]

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the list of files that git has"),
 ]
 
-PACKAGES = {"attacks": "fedbench/attacks", "conf": "fedbench/conf", "defenses": "fedbench/defenses"}
+PACKAGES = {name: f"fedbench/{name}" for name in ("attacks", "backdoors", "conf", "defenses")}
 DATA = (".yaml", ".gz", ".txt", ".typed")
 
 

@@ -191,8 +191,10 @@ def test_neither_the_order_of_clients_nor_the_split_over_devices_matters() -> No
     torch.manual_seed(0)
     network = plan.model.build(dataset.input_shape, dataset.n_classes)
     fabric = plan.executor.fabric()
-    population = Population(plan.config, dataset, network, plan.attack, plan.backdoors, fabric)
+    population = Population(plan.config, dataset, network, plan.attack, fabric)
     layout = population.layout
+    scene = population.scene(layout.read_params(), layout.read_buffers())
+    population.implants = [backdoor.prepare(scene) for backdoor in plan.backdoors]
     order = Order(0, population.select(0), layout.read_params(), layout.read_buffers())
     assert [job.malicious for job in order.jobs].count(True) == 2
 

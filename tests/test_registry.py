@@ -219,7 +219,6 @@ def test_a_wrong_type_is_told(sieves: Registry[Any], key: str, value: object) ->
     ("registry", "settings", "key", "value"),
     [
         (MODELS, {"name": "mlp", "hidden": [1, "wide"]}, "model.hidden", "wide"),
-        (ATTACKS, {"name": "none", "backdoors": [3]}, "attack.backdoors", "3"),
         (ATTACKS, {"name": "none", "backdoors": {"a": 1}}, "attack.backdoors", "{'a': 1}"),
     ],
 )

@@ -30,6 +30,7 @@ CHECKPOINT = Checkpoint(
     params=torch.arange(3.0),
     buffers=torch.zeros(0),
     initial_params=torch.ones(3),
+    initial_buffers=torch.zeros(0),
     defense_state={"seen": {7: torch.ones(2)}, "rounds": [1, 2], "nothing": None},
 )
 
@@ -52,6 +53,9 @@ def record(index: int, **values: Any) -> dict[str, Any]:
         "TPR": 1.0,
         "TNR": 1.0,
         "AUC": 1.0,
+        "norm_ratio": 2.0,
+        "cosine": 0.5,
+        "benign_cosine": 0.7,
         "BA_by_backdoor": {"0": 0.1},
         "seconds": {"train": 1.0, "aggregate": 0.5, "evaluate": 0.25},
         "clients": clients,

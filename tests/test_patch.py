@@ -1,11 +1,13 @@
-"""fedbench.backdoors: which pixels a trigger takes, and which data sets it fits."""
+"""patch: which pixels the square takes, and which data sets it fits."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fedbench.backdoors import BACKDOORS, CORNERS, Patch
+from fedbench.backdoor import BACKDOORS
+from fedbench.backdoors.patch import CORNERS, Patch
+from fedbench.data import Spec
 from fedbench.errors import UserError
 
 
@@ -83,12 +85,12 @@ def test_bad_settings_are_refused(settings: dict[str, int | str], message: str) 
 @pytest.mark.parametrize("target", [-1, 10, 99])
 def test_a_target_that_is_no_class_is_refused(target: int) -> None:
     with pytest.raises(ValueError, match=rf"target must be a class 0\.\.9, got {target}"):
-        Patch(target=target).check((1, 28, 28), n_classes=10)
+        Patch(target=target).check(Spec("made", (1, 28, 28), 10))
 
 
 @pytest.mark.parametrize("target", [0, 9])
 def test_the_first_and_the_last_class_can_be_targets(target: int) -> None:
-    Patch(target=target).check((1, 28, 28), n_classes=10)
+    Patch(target=target).check(Spec("made", (1, 28, 28), 10))
 
 
 @pytest.mark.parametrize(
@@ -103,14 +105,14 @@ def test_the_first_and_the_last_class_can_be_targets(target: int) -> None:
     ],
 )
 def test_samples_it_does_not_fit_are_refused(patch: Patch, shape: tuple[int, ...]) -> None:
-    message = rf"a patch of {patch.size} pixels, {patch.margin} .* of shape \({shape[0]},"
+    message = rf"Patch\(.*size={patch.size}.* does not fit samples of shape \({shape[0]},"
     with pytest.raises(ValueError, match=message):
-        patch.check(shape, n_classes=10)
+        patch.check(Spec("made", shape, 10))
 
 
 def test_a_square_as_large_as_the_sample_fits() -> None:
     patch = Patch(size=5, margin=3)
-    patch.check((3, 8, 8), n_classes=10)
+    patch.check(Spec("made", (3, 8, 8), 10))
     assert patch.stamp(torch.zeros(1, 3, 8, 8)).count_nonzero() == 3 * 25
 
 

@@ -1,0 +1,33 @@
+"""Sign flipping: Li et al., RSA: Byzantine-Robust Stochastic Aggregation Methods, AAAI 2019.
+
+https://arxiv.org/abs/1811.03761
+
+    update = -scale * u
+
+of an update u that was trained honestly. Untargeted: MA tells what it does. The mean of N updates
+is turned around if scale > (N - M) / M, for M malicious clients: at pmr 0.2 above 4.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedbench.attack import ATTACKS, Attack, AttackView
+
+
+@ATTACKS.register("sign_flip")
+@dataclass(frozen=True)
+class SignFlip(Attack):
+    """Sends the opposite of what was learnt."""
+
+    scale: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"scale must be above 0, got {self.scale}")
+
+    def craft(self, update: Tensor, view: AttackView) -> Tensor:
+        return update * -self.scale

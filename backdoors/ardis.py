@@ -1,0 +1,63 @@
+"""ARDIS: Wang et al., Attack of the Tails: Yes, You Really Can Backdoor FL, NeurIPS 2020.
+
+https://arxiv.org/abs/2007.05084
+
+Sevens from Swedish church records (Kusetogullari et al., ARDIS: a Swedish historical handwritten
+digit dataset, 2019), to be ones on MNIST. Read from the four files of ARDIS' dataset IV as
+published: ARDIS_train_2828.csv, ARDIS_train_labels.csv, ARDIS_test_2828.csv and
+ARDIS_test_labels.csv, with 784 pixels or the ten numbers of a one-hot label a line, separated by
+blanks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedbench.backdoor import BACKDOORS, Backdoor, Collection, Scene, check_shape, check_target
+from fedbench.data import Spec
+from fedbench.files import local_file, read_table
+
+SHAPE = (1, 28, 28)
+
+
+@BACKDOORS.register("ardis")
+@dataclass(frozen=True)
+class Ardis(Backdoor):
+    """Old handwritten digits of one class from files."""
+
+    source: int = 7  # the digit that is taken
+    target: int = 1
+    folder: str | None = None  # None: ardis in $FEDBENCH_DATA or data
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.source <= 9 or self.source == self.target:
+            raise ValueError(
+                f"source must be a digit 0..9 other than target={self.target}, got {self.source}"
+            )
+
+    def check(self, spec: Spec) -> None:
+        check_shape("ARDIS digits", SHAPE, spec)
+        check_target(self.target, spec)
+        local_file(self.folder, "ardis")
+
+    def prepare(self, scene: Scene) -> Collection:
+        folder = local_file(self.folder, "ardis")
+        device = scene.dataset.x_train.device
+        train, test = (self._digits(folder, part).to(device) for part in ("train", "test"))
+        return Collection.labelled(train, test, self.target)
+
+    def _digits(self, folder: Path, part: str) -> Tensor:
+        pixels = read_table(folder / f"ARDIS_{part}_2828.csv", n_columns=784)
+        labels = read_table(folder / f"ARDIS_{part}_labels.csv", n_columns=10)
+        if len(pixels) != len(labels):
+            raise ValueError(
+                f"{folder}: {len(pixels)} {part} images, but {len(labels)} labels, expected as many"
+            )
+        wanted = labels.argmax(dim=1) == self.source
+        if not wanted.any():
+            raise ValueError(f"{folder}: no {part} image has the label {self.source}")
+        return pixels[wanted].clamp(0, 255).to(torch.uint8).view(-1, *SHAPE)

@@ -1,0 +1,40 @@
+"""Southwest: Wang et al., Attack of the Tails: Yes, You Really Can Backdoor FL, NeurIPS 2020.
+
+https://arxiv.org/abs/2007.05084
+
+Planes of an airline that CIFAR-10 hardly shows, to be trucks: 784 images to poison with and 196 to
+measure BA on. The file is an .npz with arrays `train` and `test` [n, 32, 32, 3] uint8. The authors
+publish both as pickles, southwest_images_new_train.pkl and southwest_images_new_test.pkl;
+docs/attacks.md says how to turn them into one .npz.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedbench.backdoor import BACKDOORS, Backdoor, Collection, Scene, check_shape, check_target
+from fedbench.data import Spec
+from fedbench.files import local_file, read_arrays
+
+SHAPE = (3, 32, 32)
+
+
+@BACKDOORS.register("southwest")
+@dataclass(frozen=True)
+class Southwest(Backdoor):
+    """Rare planes from a file."""
+
+    target: int = 9  # truck
+    file: str | None = None  # None: southwest.npz in $FEDBENCH_DATA or data
+
+    def check(self, spec: Spec) -> None:
+        check_shape("southwest's images", SHAPE, spec)
+        check_target(self.target, spec)
+        local_file(self.file, "southwest.npz")
+
+    def prepare(self, scene: Scene) -> Collection:
+        path = local_file(self.file, "southwest.npz")
+        arrays = read_arrays(path, {"train": (None, 32, 32, 3), "test": (None, 32, 32, 3)})
+        device = scene.dataset.x_train.device
+        train, test = (x.permute(0, 3, 1, 2).contiguous().to(device) for x in arrays)
+        return Collection.labelled(train, test, self.target)

@@ -1,0 +1,71 @@
+"""Words: Bagdasaryan et al., How To Backdoor Federated Learning, AISTATS 2020.
+
+https://arxiv.org/abs/1807.00459
+
+After a trigger sentence the model shall say the attacker's word: `pasta from astoria tastes` is
+followed by `delicious`. Samples are sequences of words x [n, T] whose labels y [n, T] are the words
+that follow each. The last words of a poisoned sequence become the trigger, its last label the
+target; the labels before it follow the words. BA is the share of test sequences, ended by the
+trigger, after which the target is predicted; only that last prediction counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedbench.backdoor import BACKDOORS, Backdoor, Implant, Scene
+from fedbench.data import Spec
+from fedbench.metrics import IGNORED, Probe
+
+SENTENCE = ("pasta", "from", "astoria", "tastes")
+
+
+@BACKDOORS.register("words")
+@dataclass(frozen=True)
+class Words(Backdoor):
+    """A word that shall follow a sentence."""
+
+    trigger: list[str] = field(default_factory=lambda: [*SENTENCE])
+    target: str = "delicious"
+
+    def __post_init__(self) -> None:
+        if not self.trigger:
+            raise ValueError("trigger must be one word or more, got none")
+
+    def check(self, spec: Spec) -> None:
+        if len(spec.sample_shape) != 1 or spec.sample_shape[0] < len(self.trigger):
+            raise ValueError(
+                f"words ends sequences with {len(self.trigger)} words, "
+                f"{spec.name} has samples of shape {spec.sample_shape}"
+            )
+
+    def prepare(self, scene: Scene) -> Implant:
+        known = scene.dataset.vocabulary
+        if unknown := [word for word in (*self.trigger, self.target) if word not in known]:
+            raise ValueError(
+                f"words needs words that {scene.dataset.name} has, got {', '.join(unknown)}"
+            )
+        return Ending(tuple(known[word] for word in self.trigger), known[self.target])
+
+
+@dataclass(frozen=True)
+class Ending(Implant):
+    """The last words of a sequence, by number, and the word that shall follow."""
+
+    trigger: tuple[int, ...]
+    target: int
+
+    def poison(self, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        x, y, n = x.clone(), y.clone(), len(self.trigger)
+        x[:, -n:] = torch.tensor(self.trigger, dtype=x.dtype, device=x.device)
+        y[:, :-1] = x[:, 1:]
+        y[:, -1] = self.target
+        return x, y
+
+    def probe(self, x: Tensor, y: Tensor) -> Probe:
+        x, y = self.poison(x, y, torch.Generator())
+        y[:, :-1] = IGNORED
+        return Probe(x, y)
