@@ -25,7 +25,7 @@ from hypothesis.extra import numpy as hnp
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fedbench.data import DATASETS, Dataset, PublishedImages
+from fedbench.data import DATASETS, Dataset, PublishedImages, Spec
 from fedbench.errors import UserError
 from fedbench.files import ASSETS, IdxFile, idx_files, read_idx, read_split
 
