@@ -7,12 +7,12 @@ measured with the whole trigger, which no client ever trains on.
 
     update = gamma * (w - G)
 
-The paper attacks in one round with gamma 100 (attack_rounds=[5] attack.gamma=100), or, unscaled, in
-all rounds, as here by default. Its trigger is `bars` with target 2, of length 4 and gap 2 on MNIST,
+The paper attacks in one round with gamma 100 (attack_rounds=[5] attack.gamma=100), or in many rounds
+without scaling. Its trigger is `bars` with target 2, of length 4 and gap 2 on MNIST,
 6 and 3 on CIFAR-10.
 
 Differs from the paper: poisoned samples are a share pdr of the client's data, not a number of each
-batch.
+batch; gamma is 2 by default, since the ten rounds of a default run are few without any scaling.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class DBA(BackdoorAttack):
     """A trigger of which each malicious client knows a part."""
 
     backdoors: list[Any] | None = field(default_factory=lambda: [{"name": "bars", "target": 2}])
+    gamma: float | int | str = 2.0
     n_parts: int = 4  # that the trigger is cut into
 
     def __post_init__(self) -> None:

@@ -34,8 +34,8 @@ RIDGE = 0.01  # of the mean variance
 class Tail(Backdoor):
     """The least likely samples of a class."""
 
-    source: int = 5  # the class whose tail it is
-    target: int = 0  # the label the attacker wants
+    source: int = 1  # the class whose tail it is
+    target: int = 3  # the label the attacker wants
     rate: float = 0.1  # share of the class
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbench.data import Dataset, Spec
+from fedbench.errors import UserError
 from fedbench.metrics import Probe
 from fedbench.registry import Registry
 
@@ -121,6 +122,14 @@ class Collection(Implant):
 
     def probe(self, x: Tensor, y: Tensor) -> Probe:
         return Probe(self.x_test, self.y_test)
+
+
+def make_ready(backdoors: Sequence[Backdoor], scene: Scene) -> list[Implant]:
+    """The implants of the backdoors; a UserError if the scene does not have what one needs."""
+    try:
+        return [backdoor.prepare(scene) for backdoor in backdoors]
+    except ValueError as error:
+        raise UserError(f"backdoor on {scene.dataset.name}: {error}") from error
 
 
 def check_target(target: int, spec: Spec) -> None:

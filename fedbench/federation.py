@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedbench.attack import Omniscient
-from fedbench.backdoor import Backdoor
+from fedbench.backdoor import Backdoor, make_ready
 from fedbench.defense import Aggregate, Defense, ServerView
 from fedbench.errors import UserError
 from fedbench.executors import Workforce
@@ -56,10 +56,7 @@ class Federation:
         """Makes the backdoors ready, from the model before round 0 whatever round `start` is."""
         population, data = self.population, self.population.dataset
         scene = population.scene(start.initial_params, start.initial_buffers)
-        try:
-            implants = [backdoor.prepare(scene) for backdoor in backdoors]
-        except ValueError as error:
-            raise UserError(f"backdoor on {data.name}: {error}") from error
+        implants = make_ready(backdoors, scene)
         self.workforce.brief(implants)
         self.triggered = [implant.probe(data.x_test, data.y_test) for implant in implants]
 

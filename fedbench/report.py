@@ -19,10 +19,10 @@ from rich.text import Text
 
 from fedbench.config import NO_EFFECT
 from fedbench.console import percent
-from fedbench.errors import UserError
-from fedbench.runs import METRICS, RunResult, Value, read_runs
+from fedbench.errors import UserError, nearest
+from fedbench.runs import METRICS, STEALTH, RunResult, Value, read_runs
 
-SHARES = METRICS[:-1]  # shown in per cent
+NO_SHARES = ("seconds", *STEALTH)  # all other numbers are shown in per cent
 BOOKKEEPING = frozenset({*NO_EFFECT, "seed"})  # these never make two runs differ
 # What a reader asks first of a setting; the caption names those that all runs share.
 LEADING = ("dataset", "model", "attack", "pmr", "pdr", "non_iid", "n_clients", "rounds")
@@ -40,14 +40,14 @@ class Row:
     def finished(self) -> list[RunResult]:
         return [run for run in self.runs if run.status == "finished"]
 
-    def numbers(self) -> list[str]:
-        """Cells of METRICS and of `seeds`; without a finished run, its status instead."""
+    def numbers(self, columns: Sequence[str]) -> list[str]:
+        """Cells of the columns and of `seeds`; without a finished run, its status instead."""
         if not self.finished:
             statuses = {run.status for run in self.runs}
             worst = next(s for s in ("failed", "unreadable", "unfinished") if s in statuses)
-            cells = [worst] + [""] * (len(METRICS) - 1)
+            cells = [worst] + [""] * (len(columns) - 1)
         else:
-            cells = [_mean(key, [run.metrics[key] for run in self.finished]) for key in METRICS]
+            cells = [_mean(key, [run.metrics.get(key) for run in self.finished]) for key in columns]
         done, all_ = len(self.finished), len(self.runs)
         return [*cells, f"{done}" if done == all_ else f"{done} of {all_}"]
 
@@ -57,44 +57,52 @@ class Comparison:
     """What every form of the table shows."""
 
     keys: list[str]  # of the config, that make the settings
-    numbers: list[str]  # METRICS, and `seeds` where any row has more than one
+    columns: list[str]  # numbers of a run, by default METRICS
+    repeated: bool  # whether any row has more than one seed
     rows: list[Row]
     caption: str
 
+    @property
+    def headings(self) -> list[str]:
+        return [*self.columns, "seeds"] if self.repeated else self.columns
 
-def comparison(runs: Sequence[RunResult]) -> Table:
+    def cells(self, row: Row) -> list[str]:
+        return row.numbers(self.columns)[: len(self.headings)]
+
+
+def comparison(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> Table:
     """The table for a terminal; a setting is named once, in the first row of its section."""
-    compared = compare(runs)
+    compared = compare(runs, columns)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.caption, table.caption_justify = Text(compared.caption), "left"
     # On a narrow terminal cells take more lines; nothing is cut off.
     for name in (*compared.keys, "defense"):
         table.add_column(Text(name), overflow="fold")
-    for name in compared.numbers:
+    for name in compared.headings:
         table.add_column(name, overflow="fold", justify="right")
     previous: tuple[Value, ...] | None = None
     for row in compared.rows:
         if row.setting != previous:
             table.add_section()
         setting = ["" if row.setting == previous else show(value) for value in row.setting]
-        line = [*setting, row.defense, *row.numbers()[: len(compared.numbers)]]
+        line = [*setting, row.defense, *compared.cells(row)]
         table.add_row(*map(Text, line), style="" if row.finished else "yellow")
         previous = row.setting
     return table
 
 
-def to_markdown(runs: Sequence[RunResult]) -> str:
+def to_markdown(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> str:
     """The same table for a document; every row names its setting."""
-    compared = compare(runs)
-    words, numbers = [*compared.keys, "defense"], compared.numbers
+    compared = compare(runs, columns)
+    words, numbers = [*compared.keys, "defense"], compared.headings
     lines = [[*words, *numbers], ["---"] * len(words) + ["---:"] * len(numbers)]
     for row in compared.rows:
-        lines.append([*map(show, row.setting), row.defense, *row.numbers()[: len(numbers)]])
+        lines.append([*map(show, row.setting), row.defense, *compared.cells(row)])
     table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     return "\n".join([*table, "", compared.caption, ""])
 
 
-def compare(runs: Sequence[RunResult]) -> Comparison:
+def compare(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> Comparison:
     """Sorts the runs into rows: by setting, then by defense in order of appearance.
 
     A run whose config cannot be read belongs to no setting; it comes last, under its folder's name.
@@ -111,12 +119,11 @@ def compare(runs: Sequence[RunResult]) -> Comparison:
         rows.setdefault(place, []).append(run)
     table = []
     for _, same in sorted(rows.items(), key=lambda item: item[0]):
-        setting_values = tuple(same[0].value(key) for key in keys)
+        setting_values = tuple(_shown(same[0], key) for key in keys)
         table.append(Row(setting_values, _defense_label(same[0], read), _one_a_seed(same)))
     table += [Row(("?",) * len(keys), run.folder.name, (run,)) for run in runs if not run.config]
     repeated = any(len(row.runs) > 1 for row in table)
-    numbers = [*METRICS, "seeds"] if repeated else [*METRICS]
-    return Comparison(keys, numbers, table, _caption(read, keys, repeated))
+    return Comparison(keys, [*columns], repeated, table, _caption(read, keys, repeated, columns))
 
 
 def notes(runs: Sequence[RunResult]) -> list[str]:
@@ -129,6 +136,13 @@ def notes(runs: Sequence[RunResult]) -> list[str]:
         elif run.folder not in counted:
             lines.append(f"not counted: {run.folder}: a newer run has its settings and seed")
     return lines
+
+
+def _shown(run: RunResult, key: str) -> Value:
+    """A setting's value; an attack that knows what honest clients send is marked."""
+    value = run.value(key)
+    knows_all = key == "attack" and run.config.get("attack.omniscient") is True
+    return f"{value} (omniscient)" if knows_all else value
 
 
 def show(value: Value) -> str:
@@ -195,24 +209,29 @@ def _mean(key: str, values: Sequence[float | None]) -> str:
     present = [value for value in values if value is not None]
     if not present:
         return "-"
-    write = percent if key in SHARES else "{:.1f}".format
+    write = percent if key not in NO_SHARES else ("{:.1f}" if key == "seconds" else "{:.2f}").format
     mean = write(statistics.fmean(present))
     return f"{mean} ± {write(statistics.stdev(present))}" if len(present) > 1 else mean
 
 
-def _caption(runs: Sequence[RunResult], keys: Sequence[str], repeated: bool) -> str:
+def _caption(
+    runs: Sequence[RunResult], keys: Sequence[str], repeated: bool, columns: Sequence[str]
+) -> str:
     """What all the runs share, the seeds, and how to read the numbers."""
     first = runs[0].config if runs else {}
     shared = [key for key in LEADING if key not in keys and first.get(key) is not None]
-    parts = [", ".join(f"{key} {show(first[key])}" for key in shared)] if shared else []
+    parts = [", ".join(f"{key} {show(_shown(runs[0], key))}" for key in shared)] if shared else []
     seeds = sorted({run.config["seed"] for run in runs if "seed" in run.config}, key=_natural)
     if seeds:
         parts.append(("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(show, seeds)))
     spread = ", mean ± sample standard deviation over seeds" if repeated else ""
-    return "; ".join([*parts, f"{', '.join(SHARES)} in %{spread}"])
+    shares = [column for column in columns if column not in NO_SHARES]
+    return "; ".join([*parts, f"{', '.join(shares)} in %{spread}" if shares else spread[2:]])
 
 
-def print_runs(runs: Sequence[RunResult], markdown: bool = False) -> None:
+def print_runs(
+    runs: Sequence[RunResult], markdown: bool = False, columns: Sequence[str] = METRICS
+) -> None:
     """The table on stdout, and below it on stderr what is not in its averages."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an encoding without ± is no reason to stop
@@ -220,11 +239,23 @@ def print_runs(runs: Sequence[RunResult], markdown: bool = False) -> None:
     if not console.file.isatty():
         console.width = 1000  # a file or pipe has no width to keep to
     if markdown:
-        console.print(to_markdown(runs), end="", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            to_markdown(runs, columns), end="", markup=False, highlight=False, soft_wrap=True
+        )
     else:
-        console.print(comparison(runs))
+        console.print(comparison(runs, columns))
     for line in notes(runs):
         print(line, file=sys.stderr)
+
+
+def _columns(text: str, runs: Sequence[RunResult]) -> list[str]:
+    """The columns that a user names; a UserError for one that no run has."""
+    known = dict.fromkeys([*METRICS, *STEALTH, *(name for run in runs for name in run.metrics)])
+    columns = [name.strip() for name in text.split(",")]
+    for name in columns:
+        if name not in known:
+            raise UserError(f"--columns {text}: no column {name!r}{nearest(name, known)}")
+    return columns
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -233,13 +264,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folders", nargs="+", metavar="folder", help="runs/NAME, or a single run")
     parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
+    parser.add_argument(
+        "--columns",
+        default=",".join(METRICS),
+        help="numbers to show, as in BA,MA,norm_ratio,cosine or BA,BA/0,BA/1 (default %(default)s)",
+    )
     options = parser.parse_args(arguments)
     try:
         runs = read_runs(options.folders)
+        columns = _columns(options.columns, runs)
     except UserError as error:
         print(f"fedbench.report: {error}", file=sys.stderr)
         return 2
-    print_runs(runs, markdown=options.markdown)
+    print_runs(runs, options.markdown, columns)
     return 0
 
 

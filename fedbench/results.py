@@ -22,8 +22,7 @@ from fedbench import __version__
 from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.metrics import mean, rates
-
-STEALTH = ("norm_ratio", "cosine", "benign_cosine")
+from fedbench.runs import STEALTH
 
 Record = dict[str, Any]  # a line of rounds.jsonl, or summary.json
 

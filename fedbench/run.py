@@ -16,7 +16,7 @@ from fedbench.attack import ATTACKS, Attack
 from fedbench.backdoor import BACKDOORS, Backdoor
 from fedbench.config import RunConfig, share
 from fedbench.console import Display
-from fedbench.data import DATASETS, DataSource, Spec
+from fedbench.data import DATASETS, Dataset, DataSource, Spec
 from fedbench.defense import DEFENSES, Defense
 from fedbench.errors import UserError
 from fedbench.executors import EXECUTORS, Executor, Workforce
@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before
     from lightning.fabric import Fabric
 
     from fedbench.federation import Federation
+    from fedbench.population import Population
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Plan:
     @property
     def folder(self) -> RunDir:
         versions = {"defense": self.defense.version, "attack": self.attack.version}
+        versions |= {f"backdoor {i}": b.version for i, b in enumerate(self.backdoors)}
         return RunDir(Path(self.config.out, self.config.name, self.config.run_id(versions)))
 
 
@@ -147,7 +149,6 @@ def _interrupt_children() -> None:
 def _on_rank(fabric: Fabric, config: RunConfig) -> Record | UserError | None:
     """The run as one process sees it; a UserError is returned, to reach the parent as it is."""
     from fedbench.federation import Federation
-    from fedbench.population import Population
 
     if fabric.global_rank > 0:
         # Rank 0 must not take the end of another rank for a failure of the run: it goes first.
@@ -157,9 +158,7 @@ def _on_rank(fabric: Fabric, config: RunConfig) -> Record | UserError | None:
     try:
         dataset = plan.source.load().to(fabric.device)
         plan.check_fit(dataset.spec)
-        torch.manual_seed(derive(config.seed, "init"))
-        network = plan.model.build(dataset.input_shape, dataset.n_classes)
-        population = Population(config, dataset, network, plan.attack, fabric)
+        population = population_of(plan, dataset, fabric)
         workforce = Workforce(plan.executor, fabric, population)
         if fabric.global_rank > 0:
             workforce.serve()
@@ -173,6 +172,15 @@ def _on_rank(fabric: Fabric, config: RunConfig) -> Record | UserError | None:
             workforce.dismiss()
     except UserError as error:
         return error
+
+
+def population_of(plan: Plan, dataset: Dataset, fabric: Fabric) -> Population:
+    """All clients, with a model as initialised."""
+    from fedbench.population import Population
+
+    torch.manual_seed(derive(plan.config.seed, "init"))
+    network = plan.model.build(dataset.input_shape, dataset.n_classes)
+    return Population(plan.config, dataset, network, plan.attack, fabric)
 
 
 def _rounds(plan: Plan, federation: Federation) -> Record:
@@ -203,7 +211,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
         if (warning := plan.defense.warning(config.n_clients)) is not None:
             display.say(f"{config.title}  warning: {warning}")
         try:
-            state = _pretrained(config, federation, display) if start is None else start
+            state = pretrained(config, federation, display) if start is None else start
             federation.prepare(plan.backdoors, state)
             while state.next_round < config.rounds:
                 state, record = federation.round(state)
@@ -218,7 +226,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
         return end(summarise(folder.rounds()))
 
 
-def _pretrained(config: RunConfig, federation: Federation, display: Display) -> Checkpoint:
+def pretrained(config: RunConfig, federation: Federation, display: Display) -> Checkpoint:
     """The model before round 0: trained once for all runs that would train the same one."""
     state = federation.initial()
     if not config.pretrain_rounds:

@@ -15,6 +15,7 @@ from fedbench.errors import UserError
 Value = str | int | float | None
 
 METRICS = ("BA", "MA", "TPR", "TNR", "AUC", "seconds")
+STEALTH = ("norm_ratio", "cosine", "benign_cosine")  # of poisoned updates against benign ones
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class RunResult:
     folder: Path
     status: str  # finished | failed | unfinished | unreadable
     config: Mapping[str, Value]  # flat: `attack` is the attack's name, `attack.x` its parameters
-    metrics: Mapping[str, float | None]  # all of METRICS for a finished run, else empty
+    metrics: Mapping[str, float | None]  # of a finished run: METRICS, STEALTH, BA/0, BA/1, ...
     reason: str = ""  # why it is not finished
 
     def value(self, key: str) -> Value:
@@ -70,9 +71,7 @@ def _read_run(folder: Path) -> RunResult:
             raise ValueError("no status that is finished or failed")
         if summary["status"] == "failed":
             return RunResult(folder, "failed", config, {}, _one_line(summary.get("error") or ""))
-        return RunResult(
-            folder, "finished", config, {key: _number(summary, key) for key in METRICS}
-        )
+        return RunResult(folder, "finished", config, _metrics(summary))
     except (OSError, ValueError, RecursionError) as error:
         return RunResult(folder, "unreadable", config, {}, f"{reading}: {_one_line(error)}")
 
@@ -103,6 +102,13 @@ def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Valu
             yield path, value
         else:
             yield path, json.dumps(value, default=str)
+
+
+def _metrics(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    metrics = {key: _number(summary, key) for key in METRICS}
+    metrics |= {key: _number(summary, key) for key in STEALTH if key in summary}
+    by_backdoor = summary.get("BA_by_backdoor") or {}
+    return metrics | {f"BA/{name}": _number(by_backdoor, name) for name in by_backdoor}
 
 
 def _number(summary: Mapping[str, Any], key: str) -> float | None:

@@ -23,11 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.errors import nearest
 from fedbench.registry import Registry
+from fedbench.runs import STEALTH
 
 if TYPE_CHECKING:
     import wandb
 
-CLIENT_COLUMNS = ("round", "client", "malicious", "accepted", "score", "weight")
+CLIENT_COLUMNS = (
+    *("round", "client", "malicious", "accepted", "score", "weight"),
+    *("norm", "cosine"),
+)
+SHOWN = ("MA", "BA", "TPR", "TNR", "AUC", "pdr", *STEALTH)
 GRACE = 30.0  # seconds above its own time limits that W&B gets to come back
 MODES = ("auto", "online", "offline")
 
@@ -245,7 +250,7 @@ def wandb_id(run: RunInfo) -> str:
 
 def history(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a round by their W&B names; what a round does not have is left out."""
-    values = {name: record.get(name) for name in ("MA", "BA", "TPR", "TNR", "AUC")}
+    values = {name: record.get(name) for name in SHOWN}
     values |= {f"BA/{name}": value for name, value in record.get("BA_by_backdoor", {}).items()}
     values |= {f"seconds/{step}": value for step, value in record["seconds"].items()}
     values |= {f"score/{client['id']}": client["score"] for client in record["clients"]}

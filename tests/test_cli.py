@@ -27,6 +27,7 @@ from end_to_end import (
 
 KEYS = [
     "attack",
+    "attack_rounds",
     "attack_start",
     "batch_size",
     "dataset",
@@ -35,6 +36,7 @@ KEYS = [
     "executor",
     "local_epochs",
     "lr",
+    "malicious",
     "model",
     "momentum",
     "n_clients",
@@ -43,6 +45,8 @@ KEYS = [
     "out",
     "partition",
     "pdr",
+    "pdr_end",
+    "pdr_step",
     "pmr",
     "pool",
     "pretrain_rounds",
@@ -57,12 +61,16 @@ RUN_FILES = [".lock", "checkpoint.pt", "config.yaml", "rounds.jsonl", "summary.j
 ROUND_KEYS = [
     "round",
     "attacked",
+    "pdr",
     "applied",
     "MA",
     "BA",
     "TPR",
     "TNR",
     "AUC",
+    "norm_ratio",
+    "cosine",
+    "benign_cosine",
     "BA_by_backdoor",
     "seconds",
     "clients",
@@ -74,12 +82,16 @@ SUMMARY_KEYS = [
     "TPR",
     "TNR",
     "AUC",
+    "norm_ratio",
+    "cosine",
+    "benign_cosine",
     "BA_by_backdoor",
     "rounds",
     "seconds",
     "seconds_by_step",
     "versions",
 ]
+CLIENT_KEYS = ["id", "malicious", "accepted", "score", "weight", "norm", "cosine"]
 STEPS = ["train", "aggregate", "evaluate"]
 
 # overrides, and what the one line must contain: the value, and what would be right
@@ -101,6 +113,36 @@ MISTAKES = {
     "type of setting": (["defense=krum", "defense.f=many"], ["defense.f=many", "Integer"]),
     "range of setting": (["defense=krum", "defense.f=-1"], ["krum", "0 or more", "-1"]),
     "folder for a name": (["name=a/b"], ["name=a/b", "a folder name"]),
+    "unknown attack": (["attack=dbaa"], ["attack=dbaa", "did you mean dba?"]),
+    "unknown backdoor": (["attack.backdoors=[pach]"], ["'pach'", "did you mean patch?"]),
+    "no backdoor": (["attack.backdoors=[3]"], ["backdoors", "3", "a backdoor's name"]),
+    "no backdoors": (["attack.backdoors=[]"], ["backdoors must be one or more"]),
+    "setting of a backdoor": (
+        ["attack.backdoors=[{name:patch,sise:3}]"],
+        ["'sise'", "did you mean size?"],
+    ),
+    "backdoor of another data set": (
+        ["attack.backdoors=[semantic]"],
+        ["semantic names images of cifar10, not of fmnist_sample"],
+    ),
+    "images of another shape": (
+        ["attack=edge_case", "attack.backdoors=[southwest]"],
+        ["(3, 32, 32)", "fmnist_sample", "(1, 28, 28)"],
+    ),
+    "missing images": (
+        ["attack=edge_case", "attack.backdoors=[{name:ardis,folder:nowhere}]"],
+        ["nowhere", "no such file or folder"],
+    ),
+    "words on images": (["attack.backdoors=[words]"], ["fmnist_sample", "(1, 28, 28)"]),
+    "packets on images": (["attack.backdoors=[traffic]"], ["fmnist_sample", "(1, 28, 28)"]),
+    "trigger that cannot be cut": (["attack=dba", "attack.backdoors=[tail]"], ["to cut", "Tail"]),
+    "trigger that does not fit": (
+        ["-m", "attack.backdoors=[patch],[{name:patch,size:40}]"],
+        ["size=40", "does not fit"],
+    ),
+    "target": (["attack.backdoors=[{name:bars,target:10}]"], ["target", "0..9", "10"]),
+    "round after the last": (["attack_rounds=[3]"], ["attack_rounds=[3]", "2, the last round"]),
+    "setting of an attack": (["attack=ipm", "attack.epsilon=-1"], ["epsilon", "above 0", "-1"]),
     "list without a sweep": (["pmr=0.2,0.3"], ["pmr=0.2,0.3", "--multirun"]),
     "accelerator": (["executor.accelerator=abacus"], ["accelerator", "abacus", "cpu"]),
     "last run of a sweep": (["-m", "pmr=0.2,1.5"], ["pmr=1.5", "between 0 and 1"]),
@@ -198,8 +240,9 @@ def test_a_run_writes_its_folder_and_the_same_command_skips_it(tmp_path: Path) -
         assert [client["id"] for client in record["clients"]] == list(range(6))
         assert sum(client["malicious"] for client in record["clients"]) == 2 * record["attacked"]
         for client in record["clients"]:
-            assert list(client) == ["id", "malicious", "accepted", "score", "weight"]
+            assert list(client) == CLIENT_KEYS
             assert (client["accepted"], client["score"]) == (True, None)
+            assert client["norm"] > 0
 
     end = summary(folder)
     assert list(end) == SUMMARY_KEYS

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fedbench.attack import OwnTraining
+from fedbench.attack import ATTACKS, Attack, AttackView, BackdoorAttack, OwnTraining
 from fedbench.client import Classifier, Malice, train
 from fedbench.errors import UserError
+from fedbench.federation import Federation
+
+Make = Callable[..., Federation]
 
 
 @pytest.fixture
@@ -171,3 +179,257 @@ def test_a_training_step_without_a_loss_is_refused(
 
     with pytest.raises(UserError, match="must return a loss"):
         train(Silent("plain"), *data, fabric, epochs=1, batch_size=16, rng=rng())
+
+
+def malice(training: OwnTraining, project: Callable[[], None] = lambda: None) -> Malice:
+    """Of an attacker whose loss is the module's."""
+    return Malice(training, objective=lambda loss: loss, project=project)
+
+
+class Watched(Brought):
+    """SGD in two groups, and the learning rates of each step."""
+
+    def __init__(self, scheduler: str | None = None) -> None:
+        super().__init__()
+        self.scheduler = scheduler
+        self.lrs: list[tuple[float, ...]] = []
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        self.lrs.append(tuple(group["lr"] for group in self.used.param_groups))
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        groups = [{"params": [self.layer.weight]}, {"params": [self.layer.bias], "lr": 0.4}]
+        self.used: Any = torch.optim.SGD(groups, lr=0.2)
+        if self.scheduler is None:
+            return self.used
+        if self.scheduler == "step":
+            scheduler: Any = torch.optim.lr_scheduler.StepLR(self.used, step_size=1, gamma=0.5)
+        else:
+            scheduler = torch.optim.lr_scheduler.LambdaLR(self.used, lambda t: 1 / (1 + t))
+        interval = "step" if self.scheduler == "lambda per step" else "epoch"
+        return {
+            "optimizer": self.used,
+            "lr_scheduler": {"scheduler": scheduler, "interval": interval},
+        }
+
+
+def lrs_by_epoch(
+    data: tuple[Tensor, Tensor],
+    fabric: Fabric,
+    own: OwnTraining | None,
+    epochs: int,
+    scheduler: str | None = None,
+) -> list[tuple[float, ...]]:
+    """(of the weight, of the bias) in each of an epoch's two steps."""
+    module = Watched(scheduler)
+    malicious = None if own is None else malice(own)
+    train(module, *data, fabric, epochs=epochs, batch_size=25, rng=rng(), malice=malicious)
+    assert len(module.lrs) == 2 * epochs
+    if scheduler != "lambda per step":
+        assert module.lrs[::2] == module.lrs[1::2], "the same in all of an epoch"
+    return module.lrs
+
+
+class TestOwnTraining:
+    """A malicious client's learning rate, epochs and constraint."""
+
+    def test_by_hand(self, data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
+        # 15 epochs at 0.05, a tenth of it from epoch 0.2 * 15 = 3 and again from 0.8 * 15 = 12:
+        # 3 epochs at 0.05, 9 at 0.005, 3 at 0.0005, in both groups whatever theirs were.
+        own = OwnTraining(lr=0.05, lr_decay=0.1, lr_decay_at=[0.2, 0.8])
+        used = lrs_by_epoch(data, fabric, own, epochs=15)[::2]
+        expected = [0.05] * 3 + [0.005] * 9 + [0.0005] * 3
+        assert [lr for lr, _ in used] == pytest.approx(expected, rel=1e-12)
+        assert all(weight == bias for weight, bias in used)
+
+    def test_decay_without_an_lr_starts_from_the_honest_ones(
+        self, data: tuple[Tensor, Tensor], fabric: Fabric
+    ) -> None:
+        own = OwnTraining(lr_decay=0.5, lr_decay_at=[0.5])
+        used = lrs_by_epoch(data, fabric, own, epochs=4)[::2]
+        assert used == [(0.2, 0.4), (0.2, 0.4), (0.1, 0.2), (0.1, 0.2)]
+
+    @pytest.mark.parametrize(
+        "own",
+        [
+            None,
+            OwnTraining(),
+            OwnTraining(epochs=3),  # how many there are is not the loop's to decide
+            OwnTraining(lr_decay=0.1),  # at no epoch
+            OwnTraining(lr_decay=1.0, lr_decay_at=[0.0]),
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("scheduler", "factors"),
+        [
+            (None, [1, 1, 1, 1, 1, 1]),
+            ("step", [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
+            ("lambda", [1, 1, 1 / 2, 1 / 2, 1 / 3, 1 / 3]),
+            ("lambda per step", [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6]),
+        ],
+    )
+    def test_a_schedule_of_the_module_holds_for_whoever_has_no_lr_of_its_own(
+        self,
+        data: tuple[Tensor, Tensor],
+        fabric: Fabric,
+        own: OwnTraining | None,
+        scheduler: str | None,
+        factors: list[float],
+    ) -> None:
+        used = lrs_by_epoch(data, fabric, own, epochs=3, scheduler=scheduler)
+        for lrs, factor in zip(used, factors, strict=True):
+            assert lrs == pytest.approx((0.2 * factor, 0.4 * factor))
+
+    @pytest.mark.parametrize("scheduler", ["step", "lambda", "lambda per step"])
+    def test_a_schedule_of_the_module_does_not_undo_an_attackers_lr(
+        self, data: tuple[Tensor, Tensor], fabric: Fabric, scheduler: str
+    ) -> None:
+        constant = lrs_by_epoch(data, fabric, OwnTraining(lr=0.03), 3, scheduler)
+        assert constant == [(0.03, 0.03)] * 6
+        falling = OwnTraining(lr_decay=0.5, lr_decay_at=[0.5])
+        used = lrs_by_epoch(data, fabric, falling, 4, scheduler)
+        assert used == [(0.2, 0.4)] * 4 + [(0.1, 0.2)] * 4
+
+    @settings(derandomize=True, deadline=None, max_examples=300)
+    @given(
+        epochs=st.integers(1, 40),
+        tenths=st.lists(st.integers(0, 10), max_size=4),
+        decay=st.sampled_from([0.5, 0.1, 2.0]),
+        lr=st.sampled_from([None, 0.25]),
+    )
+    def test_lr_in_an_epoch(
+        self, epochs: int, tenths: list[int], decay: float, lr: float | None
+    ) -> None:
+        """Decayed once for each share of the epochs that are over, in fractions."""
+        own = OwnTraining(lr=lr, lr_decay=decay, lr_decay_at=[k / 10 for k in tenths])
+        for epoch in range(epochs):
+            n = sum(Fraction(epoch, epochs) >= Fraction(k, 10) for k in tenths)
+            expected = (0.125 if lr is None else lr) * decay**n
+            assert own.lr_in(epoch, epochs, usual=0.125) == pytest.approx(expected, rel=1e-12)
+
+    def test_the_lr_counts_in_the_steps(self, data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
+        """Against the loop by hand: 3 epochs of one batch at 0.5, 0.5 and 0.05."""
+        x, y = data
+        module = Classifier(linear(), lr=0.1)
+        own = malice(OwnTraining(lr=0.5, lr_decay=0.1, lr_decay_at=[0.6]))
+        train(module, x, y, fabric, epochs=3, batch_size=50, rng=rng(), malice=own)
+        weight, bias = (p.detach().clone().requires_grad_() for p in linear().parameters())
+        for lr in (0.5, 0.5, 0.05):
+            loss = nn.functional.cross_entropy(x @ weight.T + bias, y)
+            for p, g in zip((weight, bias), torch.autograd.grad(loss, [weight, bias]), strict=True):
+                p.data.sub_(lr * g)
+        torch.testing.assert_close(module.network.weight, weight)
+        torch.testing.assert_close(module.network.bias, bias)
+
+    def test_the_constraint_holds_after_every_step(
+        self, data: tuple[Tensor, Tensor], fabric: Fabric
+    ) -> None:
+        """Against the loop by hand, with momentum: gradients are those of projected weights.
+
+        The projection pulls halfway back to 1, so that one more or less is seen in the result.
+        """
+        x, y = data
+        module = Classifier(linear(), lr=0.1, momentum=0.9)
+        calls = []
+
+        def project() -> None:
+            calls.append(module.network.weight.detach().clone())
+            module.network.weight.data.add_(1).mul_(0.5)
+
+        own = malice(OwnTraining(), project)
+        train(module, x, y, fabric, epochs=2, batch_size=16, rng=rng(), malice=own)
+
+        weight, bias = (p.detach().clone().requires_grad_() for p in linear().parameters())
+        momenta = [torch.zeros_like(weight), torch.zeros_like(bias)]
+        draw = rng()
+        seen = []
+        for _ in range(2):
+            order = torch.randperm(50, generator=draw)
+            for batch in (order[0:16], order[16:32], order[32:48], order[48:50]):
+                loss = nn.functional.cross_entropy(x[batch] @ weight.T + bias, y[batch])
+                gradients = torch.autograd.grad(loss, [weight, bias])
+                for p, m, g in zip((weight, bias), momenta, gradients, strict=True):
+                    m.mul_(0.9).add_(g)
+                    p.data.sub_(0.1 * m)
+                seen.append(weight.detach().clone())
+                weight.data.add_(1).mul_(0.5)
+        assert len(calls) == 8
+        torch.testing.assert_close(calls, seen)
+        torch.testing.assert_close(module.network.weight, weight)
+        torch.testing.assert_close(module.network.bias, bias)
+
+
+@dataclass(frozen=True)
+class Diary(BackdoorAttack):
+    """Poisons nothing; its `project` counts steps in the last parameter, far from all others."""
+
+    def poison(self, x: Tensor, y: Tensor, orders: Any) -> tuple[Tensor, Tensor]:
+        return x, y
+
+    def project(self, params: Any, view: AttackView) -> None:
+        with torch.no_grad():
+            before = params[-1][-1].round(decimals=-3)
+            params[-1][-1] = before + 1000
+
+
+class TestInAPopulation:
+    """What an attack asks of its clients' training, as the population gives it to them."""
+
+    @staticmethod
+    def updates(made: Federation) -> tuple[Tensor, Tensor]:
+        """(of honest, of malicious clients) in round 0."""
+        order = made._order(replace(made.initial(), next_round=0))
+        updates, _ = made.workforce.train(order)
+        malicious = torch.tensor([job.malicious for job in order.jobs])
+        return updates[~malicious], updates[malicious]
+
+    @pytest.mark.parametrize(("epochs", "n_epochs"), [(None, 2), (1, 1), (3, 3)])
+    def test_epochs_of_its_own(self, federation: Make, epochs: int | None, n_epochs: int) -> None:
+        """A malicious client's steps are counted, an honest one's would not be."""
+        made = federation(attack=Diary(epochs=epochs), local_epochs=2, batch_size=20)
+        honest, malicious = self.updates(made)
+        steps = (malicious[:, -1] / 1000).round().tolist()
+        shards = [made.population.shards[client] for client in sorted(made.population.malicious)]
+        assert steps == [n_epochs * -(-len(shard) // 20) for shard in shards]
+        assert honest.abs().max() < 100
+
+    def test_an_lr_of_its_own(self, federation: Make) -> None:
+        """One full batch, one step, nothing poisoned: an update as long as the lr has it."""
+
+        @dataclass(frozen=True)
+        class Faster(Attack):
+            lr: float = 0.1
+
+            @property
+            def training(self) -> OwnTraining:
+                return OwnTraining(lr=self.lr)
+
+        settings = {"batch_size": 600, "lr": 0.1}
+        usual, malicious = self.updates(federation(attack=Faster(), **settings))
+        honest, faster = self.updates(federation(attack=Faster(lr=0.4), **settings))
+        assert torch.equal(usual, honest)
+        torch.testing.assert_close(faster, 4 * malicious, rtol=1e-4, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        "name", ["constrain_and_scale", "edge_case", "dba", "multi_backdoor", "adaptive_baybfed"]
+    )
+    def test_every_targeted_attack_trains_as_it_is_set(self, federation: Make, name: str) -> None:
+        """Own epochs and lr change what its clients send, a decay at the end of all does not."""
+        patches = [{"name": "patch", "corner": "top_left"}]
+        fixed: dict[str, Any] = {"name": name, "gamma": 1.0, "backdoors": patches}
+        fixed |= {"n_backdoors": 1} if name == "multi_backdoor" else {}
+        fixed |= {"eps": None} if name == "edge_case" else {}
+        fixed |= {"alpha": 1.0} if name == "adaptive_baybfed" else {}
+
+        def sent(**training: Any) -> Tensor:
+            made = federation(attack=ATTACKS.build(fixed | training), lr=0.05)
+            return self.updates(made)[1]
+
+        usual = sent()
+        assert torch.equal(sent(epochs=1, lr=0.05), usual)
+        assert torch.equal(sent(lr_decay=0.1, lr_decay_at=[1.0]), usual)
+        assert not torch.equal(sent(epochs=2), usual)
+        assert not torch.equal(sent(lr=0.01), usual)
+        assert not torch.equal(sent(lr_decay=0.1, lr_decay_at=[0.0]), usual)
+        torch.testing.assert_close(sent(lr_decay=0.2, lr_decay_at=[0.0]), sent(lr=0.01))

@@ -135,7 +135,8 @@ def run_id(*overrides: str) -> str:
         *("rounds=11", "attack_start=1", "local_epochs=1", "batch_size=32", "lr=0.01"),
         *("momentum=0", "weight_decay=0.1", "server_lr=0.5", "seed=1"),
         *("executor.threads=2", "executor.precision=bf16-mixed"),
-        "attack.backdoors=[{name:patch,target:3}]",
+        *("attack.backdoors=[{name:patch,target:3}]", "attack_rounds=[1]", "malicious=sampled"),
+        *("pdr_step=0.1", "attack.lr_decay=0.5", "attack=ipm", "attack=dba"),
     ],
 )
 def test_what_affects_the_result_changes_the_run_id(override: str) -> None:
@@ -156,15 +157,34 @@ def test_a_share_of_malicious_clients_that_rounds_to_nobody_is_told() -> None:
     Plan.of(config("pmr=0"))
 
 
-def test_a_plugin_with_a_new_version_makes_a_new_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = run_id()
-    monkeypatch.setattr(type(Plan.of(config()).defense), "version", 2)
+@pytest.mark.parametrize("kind", ["defense", "attack", "backdoor"])
+def test_a_plugin_with_a_new_version_makes_a_new_run(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, plan = run_id(), Plan.of(config())
+    plugin = plan.backdoors[0] if kind == "backdoor" else getattr(plan, kind)
+    monkeypatch.setattr(type(plugin), "version", 2)
     assert run_id() != before
+
+
+def test_a_share_that_rounds_to_nobody_of_the_pool_is_told() -> None:
+    with pytest.raises(UserError, match=r"pmr=0.01: of pool=40 that is no client"):
+        Plan.of(config("pmr=0.01", "malicious=sampled", "pool=40"))
+    Plan.of(config("pmr=0.03", "malicious=sampled", "pool=40"))  # one in 40, in some rounds
+
+
+@pytest.mark.parametrize("dataset", ["fmnist_sample", "fmnist", "mnist", "cifar10"])
+@pytest.mark.parametrize("attack", [name for group, name in CHOICES if group == "attack"])
+def test_every_attack_fits_every_data_set_of_images(attack: str, dataset: str) -> None:
+    Plan.of(config(f"attack={attack}", f"dataset={dataset}"))
 
 
 def test_pretraining_is_shared_by_what_does_not_change_it() -> None:
     base = config().pretrain_id()
-    for same in ("defense=krum", "attack=none", "pmr=0.5", "pdr=0.1", "rounds=3", "attack_start=2"):
+    for same in (
+        *("defense=krum", "attack=none", "attack=dba", "pmr=0.5", "malicious=sampled", "rounds=3"),
+        *("pdr=0.1", "pdr_step=0.1", "attack_start=2", "attack_rounds=[3]"),
+    ):
         assert config(same).pretrain_id() == base, same
     for other in (
         "seed=1",

@@ -464,3 +464,119 @@ def test_settings_are_checked_by_name() -> None:
     assert "did you mean fmnist" in message(DATASETS.build, {"name": "fmnst"})
     assert "'rot'; did you mean root?" in message(DATASETS.build, {"name": "mnist", "rot": "x"})
     assert "no setting 'root'" in message(DATASETS.build, {"name": "fmnist_sample", "root": "x"})
+
+
+CIFAR10_NAMES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+RECORD = 1 + 3 * 32 * 32
+
+
+def write_cifar10(folder: Path, *, zipped: bool = False) -> str:
+    """Two made records a file, and the table of hashes that proves them intact."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = torch.Generator().manual_seed(0)
+    lines = []
+    for i, name in enumerate(CIFAR10_NAMES):
+        rows = torch.randint(0, 256, (2, RECORD), generator=rng, dtype=torch.uint8)
+        rows[:, 0] = torch.tensor([i, 9 - i])
+        data = rows.numpy().tobytes()
+        (folder / (name + ".gz" * zipped)).write_bytes(gzip.compress(data) if zipped else data)
+        lines.append(f"{hashlib.sha256(data).hexdigest()} {name}\n")
+    return "".join(lines)
+
+
+@pytest.fixture
+def cifar10(alone: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a made CIFAR-10 that counts as the published one."""
+    (alone / "assets").mkdir()
+    (alone / "assets" / "cifar10.txt").write_text(write_cifar10(alone / "here"))
+    monkeypatch.setattr("fedbench.files.ASSETS", alone / "assets")
+    return alone / "here"
+
+
+def cifar10_from(root: Path | str | None) -> Dataset:
+    return DATASETS.build({"name": "cifar10", "root": None if root is None else str(root)}).load()
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_cifar10_is_five_batches_to_train_on_and_one_to_test_on(
+    cifar10: Path, tmp_path: Path, zipped: bool
+) -> None:
+    write_cifar10(tmp_path / "again", zipped=zipped)
+    data = cifar10_from(tmp_path / "again")
+    assert data.name == "cifar10"
+    assert data.y_train.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
+    assert data.y_test.tolist() == [5, 4]
+    assert data.x_train.shape == (10, 3, 32, 32)
+    assert data.x_test.shape == (2, 3, 32, 32)
+    assert data.x_train.dtype == data.x_test.dtype == torch.uint8
+    assert data.spec == Spec("cifar10", (3, 32, 32), 10) == DATASETS.get("cifar10").spec
+    for x, names in ((data.x_train, CIFAR10_NAMES[:5]), (data.x_test, CIFAR10_NAMES[5:])):
+        stored = b"".join((cifar10 / name).read_bytes() for name in names)
+        rows = torch.frombuffer(bytearray(stored), dtype=torch.uint8).view(-1, RECORD)
+        assert torch.equal(x.flatten(1), rows[:, 1:])
+
+
+def test_cifar10_in_its_places(cifar10: Path, alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_DATA", str(alone / "shared"))
+    told = message(cifar10_from, None)
+    assert told.startswith(f"cifar10 is not on this machine: put {', '.join(CIFAR10_NAMES)} into ")
+    assert f"{alone / 'shared' / 'cifar10'} or {alone / 'data' / 'cifar10'}" in told
+    assert "dataset.root=PATH" in told
+    write_cifar10(alone / "data" / "cifar10")
+    assert len(cifar10_from(None).y_train) == 10
+    # The first place that has all six counts: here the damaged one.
+    write_cifar10(alone / "shared" / "cifar10")
+    damaged = alone / "shared" / "cifar10" / "data_batch_3.bin"
+    damaged.write_bytes(b"")
+    assert message(cifar10_from, None).startswith(f"{damaged}: 0 bytes")
+    damaged.unlink()
+    assert len(cifar10_from(None).y_train) == 10
+
+
+def test_cifar10s_root_is_the_only_place(cifar10: Path, alone: Path) -> None:
+    write_cifar10(alone / "data" / "cifar10")
+    (cifar10 / "data_batch_4.bin").unlink()
+    told = message(cifar10_from, cifar10)
+    assert str(cifar10) in told
+    assert str(alone / "data") not in told
+
+
+@pytest.mark.parametrize("name", CIFAR10_NAMES)
+def test_cifar10_damaged_names_the_file(cifar10: Path, name: str) -> None:
+    whole = (cifar10 / name).read_bytes()
+    (cifar10 / name).write_bytes(whole[:-1])
+    told = f"{cifar10 / name}: {2 * RECORD - 1} bytes, expected records of {RECORD} bytes"
+    assert message(cifar10_from, cifar10) == told
+    for other in (whole[:RECORD], whole[:-1] + bytes([whole[-1] ^ 1])):
+        (cifar10 / name).write_bytes(other)
+        assert message(cifar10_from, cifar10).startswith(f"{cifar10 / name}: SHA-256 of the")
+
+
+def test_cifar10_with_two_batches_exchanged_is_told(cifar10: Path) -> None:
+    """Places in the training set name images: another order would name others."""
+    first, second = (cifar10 / f"data_batch_{i}.bin" for i in (1, 2))
+    first.write_bytes(second.read_bytes())
+    assert f"{first}: SHA-256" in message(cifar10_from, cifar10)
+
+
+def test_cifar10_is_whole() -> None:
+    try:
+        data = DATASETS.build({"name": "cifar10"}).load()
+    except UserError as error:
+        if "not on this machine" not in str(error):
+            raise
+        pytest.skip("cifar10 is not on this machine; FEDBENCH_DATA may name a folder with cifar10/")
+    assert data.x_train.shape == (50_000, 3, 32, 32)
+    assert data.x_test.shape == (10_000, 3, 32, 32)
+    assert data.y_train.bincount().tolist() == [5000] * 10
+    assert data.y_test.bincount().tolist() == [1000] * 10
+    assert data.input_shape == (3, 32, 32)
+    # How often each byte occurs, in parts: all 154 million pixels as floats take a gigabyte.
+    counts = sum(part.flatten().bincount(minlength=256) for part in data.x_train.split(5000))
+    pixels = torch.arange(256) / 255
+    mean = float((counts * pixels).sum() / data.x_train.numel())
+    variance = float((counts * (pixels - mean).square()).sum() / data.x_train.numel())
+    assert abs(mean - data.mean) < 1e-4
+    assert abs(variance**0.5 - data.std) < 1e-4
+    assert len(set(data.reserved)) == 12
+    assert data.y_train[[*data.reserved]].tolist() == [1] * 12  # automobiles

@@ -65,7 +65,7 @@ def test_readme_commands_run(clone: Path) -> None:
         reads = "fedbench.report" in command  # what the commands before it wrote
         done = run(command, clone, *(() if reads else SMALL))
         assert done.returncode == 0, (command, done.stderr)
-        assert " BA " in done.stdout, command
+        assert ("dba.png" if "fedbench.preview" in command else " BA ") in done.stdout, command
 
 
 @pytest.mark.slow
@@ -115,14 +115,43 @@ def test_the_documented_defense_keeps_the_contract(clone: Path) -> None:
     assert re.search(r"\d\d passed", done.stdout)
 
 
+@pytest.mark.slow
+def test_the_documented_attack_and_backdoor_work_as_documented(clone: Path) -> None:
+    page = ROOT / "docs" / "adding-an-attack.md"
+    written = write_titled_blocks(page, clone)
+    assert {"attacks/noisy_patch.py", "backdoors/stripe.py"} <= set(written)
+    sweep, *single, preview = commands(page)
+    done = run(sweep, clone, *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished in") == 4
+    assert len(single) == 2
+    for command in single:
+        done = run(command, clone, *SMALL)
+        assert done.returncode == 0, done.stderr
+    done = run(preview, clone)
+    assert done.returncode == 0, done.stderr
+    assert (clone / "stripe.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_documented_attack_keeps_the_contract(clone: Path) -> None:
+    write_titled_blocks(ROOT / "docs" / "adding-an-attack.md", clone)
+    shutil.copytree(ROOT / "tests", clone / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", clone)
+    tests = "tests/test_contract.py tests/test_attacks.py"
+    done = run(f"-m pytest -q {tests} -k noisy_patch -p no:cacheprovider", clone)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\d\d passed", done.stdout)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_files_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
-    targets += re.findall(r"`((?:benchmarks|sweeps|docs|conf|tests|fedbench)/[\w./-]+)`", text)
+    targets += re.findall(r"`((?:benchmarks|sweeps|docs|conf|tests|fedbench|attacks|backdoors|defenses)/[\w./-]+)`", text)
     for target in targets:
         known = [page.parent / target, ROOT / target]
-        made_up = Path(target).stem in ("mine", "short_only")
+        made_up = Path(target).stem in ("mine", "short_only", "noisy_patch", "stripe")
         assert made_up or any(path.exists() for path in known), target
 
 

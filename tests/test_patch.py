@@ -1,13 +1,17 @@
-"""patch: which pixels the square takes, and which data sets it fits."""
+"""patch: which pixels the square and its parts take, what is poisoned, which data sets it fits."""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fedbench.backdoor import BACKDOORS
+from fedbench.backdoor import BACKDOORS, Scene
 from fedbench.backdoors.patch import CORNERS, Patch
-from fedbench.data import Spec
+from fedbench.data import Dataset, Spec
 from fedbench.errors import UserError
 
 
@@ -64,7 +68,7 @@ def test_the_default_is_the_papers_square() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("chosen", "message"),
     [
         ({"size": 0}, "size must be >= 1, margin >= 0, got 0, 0"),
         ({"size": -2}, "got -2, 0"),
@@ -75,11 +79,11 @@ def test_the_default_is_the_papers_square() -> None:
         ({"value": 256}, "got 256"),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, int | str], message: str) -> None:
+def test_bad_settings_are_refused(chosen: dict[str, int | str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Patch(**settings)  # type: ignore[arg-type]
+        Patch(**chosen)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
-        BACKDOORS.build({"name": "patch", **settings})
+        BACKDOORS.build({"name": "patch", **chosen})
 
 
 @pytest.mark.parametrize("target", [-1, 10, 99])
@@ -119,3 +123,81 @@ def test_a_square_as_large_as_the_sample_fits() -> None:
 def test_is_built_by_name() -> None:
     built = BACKDOORS.build({"name": "patch", "target": 7, "size": 3, "corner": "top_left"})
     assert built == Patch(target=7, size=3, corner="top_left")
+
+
+def drawn(image: torch.Tensor) -> list[tuple[int, int]]:
+    """(row, column) of the pixels of an image [1, H, W] that are not zero."""
+    return [(row, column) for row, column in image[0].nonzero().tolist()]
+
+
+def test_four_parts_by_hand() -> None:
+    # 16 pixels in four parts are the four rows of the square.
+    x = torch.zeros(1, 1, 6, 6, dtype=torch.uint8)
+    for part in range(4):
+        assert drawn(Patch(value=1).stamp(x, part, 4)[0]) == [(2 + part, c) for c in (2, 3, 4, 5)]
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    st.integers(1, 5),
+    st.sampled_from(CORNERS),
+    st.integers(0, 3),
+    st.integers(1, 30),
+)
+def test_parts_share_no_pixel_and_add_up_to_the_square(
+    size: int, corner: str, margin: int, n_parts: int
+) -> None:
+    patch = Patch(size=size, corner=corner, margin=margin)
+    x = torch.zeros(1, 1, 8, 9, dtype=torch.uint8)
+    parts = [drawn(patch.stamp(x, part, n_parts)[0]) for part in range(n_parts)]
+    # As a list, in which a pixel of two parts would be twice.
+    assert sorted(itertools.chain(*parts)) == sorted(pixels(corner, size, margin, 8, 9))
+    lengths = [len(part) for part in parts]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("n_parts", [1, 3, 4, 16, 20])
+def test_parts_stamped_one_after_another_are_the_whole(n_parts: int) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = before = torch.randint(0, 256, (3, 3, 9, 8), generator=rng, dtype=torch.uint8)
+    patch = Patch(value=77, margin=1)
+    for part in range(n_parts):
+        x = patch.stamp(x, part, n_parts)
+    assert torch.equal(x, patch.stamp(before))
+
+
+@pytest.mark.parametrize("n", [0, 5])
+def test_poison_stamps_all_and_labels_all(n: int) -> None:
+    x, y = torch.full((n, 1, 3, 3), 9, dtype=torch.uint8), torch.arange(n)
+    patch = Patch(size=1, target=2, value=200)
+    poisoned, labels = patch.poison(x, y, torch.Generator())
+    assert poisoned.dtype == torch.uint8
+    assert poisoned.tolist() == [[[[9, 9, 9], [9, 9, 9], [9, 9, 200]]]] * n
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [2] * n
+    assert (x == 9).all()
+    assert y.tolist() == list(range(n))
+
+
+@pytest.mark.parametrize("target", range(4))
+def test_probe_leaves_out_the_target_class_and_only_it(target: int) -> None:
+    y = torch.tensor([3, 0, 1, 2, 1, 0, 3, 3])
+    x = torch.arange(8, dtype=torch.uint8).view(8, 1, 1, 1).repeat(1, 1, 2, 2)
+    probe = Patch(size=1, corner="top_left", target=target).probe(x, y)
+    others = [i for i, label in enumerate(y.tolist()) if label != target]
+    assert probe.x.tolist() == [[[[255, i], [i, i]]] for i in others]
+    assert probe.expected.tolist() == [target] * len(others)
+    assert x[:, 0, 0, 0].tolist() == list(range(8))
+
+
+def test_of_the_target_class_alone_nothing_is_left_to_probe() -> None:
+    probe = Patch(size=1).probe(torch.zeros(3, 1, 2, 2), torch.zeros(3, dtype=torch.long))
+    assert len(probe.x) == len(probe.expected) == 0
+
+
+def test_needs_nothing_of_the_scene() -> None:
+    x, y = torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
+    data = Dataset("made", x, y, x, y, n_classes=10, mean=0.0, std=1.0)
+    patch = Patch()
+    nobody = torch.zeros(0, dtype=torch.long)
+    assert patch.prepare(Scene(data, nobody, features=lambda x: x)) is patch

@@ -15,7 +15,7 @@ import yaml
 from rich.console import Console
 
 from fedbench.errors import UserError
-from fedbench.report import comparison, notes, to_markdown
+from fedbench.report import comparison, main, notes, to_markdown
 from fedbench.runs import read_runs
 
 ROOT = Path(__file__).parent.parent
@@ -283,3 +283,50 @@ def test_report_starts_without_torch() -> None:
     code = "import sys, fedbench.report; print(sorted({'torch', 'lightning'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n"
+
+
+def test_an_attack_that_knows_what_honest_clients_send_is_marked(runs: Runs) -> None:
+    for omniscient in (True, False):
+        attack = {"name": "alie", "omniscient": omniscient}
+        runs.add("krum", finished(BA=None), attack=attack)
+    runs.add("krum", finished(), attack={"name": "dba"})
+    assert [row[0] for row in runs.rows()] == ["attack", "alie", "alie (omniscient)", "dba"]
+
+
+def test_the_caption_marks_it_too(runs: Runs) -> None:
+    runs.add("krum", finished(), attack={"name": "ipm", "omniscient": True})
+    assert "attack ipm (omniscient), " in to_markdown(read_runs([runs.top]))
+
+
+def test_columns_by_name(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    by_backdoor = {"0": 0.25, "1": 0.75}
+    runs.add("krum", finished(norm_ratio=2.345, cosine=-0.5, BA_by_backdoor=by_backdoor))
+    runs.add("median", finished())  # by an older version, without them
+    wanted = "BA,norm_ratio,cosine,BA/1"
+    assert main([str(runs.top), "--markdown", "--columns", wanted]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| defense | BA | norm_ratio | cosine | BA/1 |"
+    assert lines[2:4] == [
+        "| krum | 10.0 | 2.35 | -0.50 | 75.0 |",
+        "| median | 10.0 | - | - | - |",
+    ]
+    assert lines[-1].endswith("; BA, BA/1 in %")
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ("BA,normratio", "no column 'normratio'; did you mean norm_ratio?"),
+        ("BA/7", "no column 'BA/7'"),
+        ("", "no column ''"),
+    ],
+)
+def test_a_column_that_no_run_has_is_told(
+    runs: Runs, columns: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.add("krum", finished())
+    assert main([str(runs.top), "--columns", columns]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert line.startswith(f"fedbench.report: --columns {columns}: {told}")

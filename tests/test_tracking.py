@@ -55,6 +55,10 @@ def record(index: int, judged: bool = True) -> dict[str, Any]:
         "TPR": 1.0 if judged else None,
         "TNR": 0.5 if judged else None,
         "AUC": 0.75 if judged else None,
+        "pdr": 0.5 if judged else None,
+        "norm_ratio": 2.0 if judged else None,
+        "cosine": -0.5 if judged else None,
+        "benign_cosine": 0.25 if judged else None,
         "seconds": {"train": 1.0, "aggregate": 0.25, "evaluate": 0.5},
         "clients": [
             {
@@ -63,6 +67,8 @@ def record(index: int, judged: bool = True) -> dict[str, Any]:
                 "accepted": client != 3 if judged else None,
                 "score": client + 0.5 if judged else None,
                 "weight": float(client != 3),
+                "norm": client / 4,
+                "cosine": client / 16,
             }
             for client in (3, 8)
         ],
@@ -172,6 +178,10 @@ def test_a_run_reaches_wandb_whole(tmp_path: Path, capfd: pytest.CaptureFixture[
             "TPR": 1.0,
             "TNR": 0.5,
             "AUC": 0.75,
+            "pdr": 0.5,
+            "norm_ratio": 2.0,
+            "cosine": -0.5,
+            "benign_cosine": 0.25,
             "seconds/train": 1.0,
             "seconds/aggregate": 0.25,
             "seconds/evaluate": 0.5,
@@ -188,12 +198,14 @@ def test_a_run_reaches_wandb_whole(tmp_path: Path, capfd: pytest.CaptureFixture[
         "seconds": 3.5,
     }
     table = json.loads((run.files / run.summary["clients"]["path"]).read_text())
-    assert table["columns"] == ["round", "client", "malicious", "accepted", "score", "weight"]
+    assert table["columns"] == [
+        *("round", "client", "malicious", "accepted", "score", "weight", "norm", "cosine")
+    ]
     assert table["data"] == [
-        [0, 3, True, False, 3.5, 0.0],
-        [0, 8, False, True, 8.5, 1.0],
-        [1, 3, True, False, 3.5, 0.0],
-        [1, 8, False, True, 8.5, 1.0],
+        [0, 3, True, False, 3.5, 0.0, 0.75, 0.1875],
+        [0, 8, False, True, 8.5, 1.0, 2.0, 0.5],
+        [1, 3, True, False, 3.5, 0.0, 0.75, 0.1875],
+        [1, 8, False, True, 8.5, 1.0, 2.0, 0.5],
     ]
 
 

@@ -1,0 +1,235 @@
+"""adaptive_baybfed: a backdoor whose base measure is drawn to that of a clean model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import Tensor, nn
+
+from fedbench.attack import ATTACKS, Attack, AttackView
+from fedbench.defense import DEFENSES, ServerView
+from fedbench.errors import UserError
+from fedbench.federation import Federation
+from fedbench.results import Record
+
+Make = Callable[..., Federation]
+Adaptive: Any = ATTACKS.get("adaptive_baybfed")
+BayBFed: Any = DEFENSES.get("baybfed")
+floats = st.floats(-100, 100, width=32)
+
+
+def view_of(global_params: Tensor, clean: Tensor, server_lr: float = 1.0) -> AttackView:
+    """2 of 10 clients are malicious."""
+    return AttackView(0, global_params, {}, 10, 2, server_lr, torch.Generator(), clean)
+
+
+def distance(model: Tensor, anchor: Tensor, clean: Tensor, gamma: float = 1.0) -> float:
+    """L_BM alone: with alpha 0 the loss has no part in it."""
+    attack = Adaptive(alpha=0, gamma=gamma)
+    objective: Tensor = attack.objective(torch.tensor(1e6), [model], view_of(anchor, clean))
+    return objective.item()
+
+
+def test_by_hand() -> None:
+    # P = 4, w - G = (1, 2, 3, 6) with mean 3; a clean update (4, 0, -4, 4) with mean 1:
+    # L_BM = sqrt(4) * |3 - 1| = 4, with gamma 2: 2 * |6 - 1| = 10; 0.75 * 8 + 0.25 * 4 = 7.
+    anchor = torch.tensor([1.0, 1.0, 0.0, -1.0])
+    params = [torch.tensor([[2.0, 3.0]]), torch.tensor([3.0, 5.0])]
+    view = view_of(anchor, torch.tensor([4.0, 0.0, -4.0, 4.0]))
+    loss = torch.tensor(8.0)
+    assert Adaptive(alpha=0, gamma=1).objective(loss, params, view).item() == 4
+    assert Adaptive(alpha=0, gamma=2).objective(loss, params, view).item() == 10
+    assert Adaptive(alpha=0.75, gamma=1).objective(loss, params, view).item() == 7
+    # auto: 10 / (1 * 2) = 5, so 2 * |15 - 1| = 28
+    assert Adaptive(alpha=0, gamma="auto").objective(loss, params, view).item() == 28
+    # bounded: |w - G| = sqrt(50), |clean| = sqrt(48), so 2 * |3 sqrt(48 / 50) - 1|
+    bounded = Adaptive(alpha=0, gamma="bounded").objective(loss, params, view).item()
+    assert bounded == pytest.approx(2 * (3 * math.sqrt(48 / 50) - 1))
+    # what is sent: gamma (w - G)
+    update = torch.tensor([1.0, 2.0, 3.0, 6.0])
+    assert Adaptive(gamma=2).craft(update, view).tolist() == [2, 4, 6, 12]
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    hnp.arrays(np.float64, st.tuples(st.just(4), st.integers(2, 9)), elements=floats),
+    st.floats(0, 1),
+    st.floats(0.1, 20),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_objective_and_its_gradient(
+    rows: np.ndarray, alpha: float, gamma: float, dtype: torch.dtype
+) -> None:
+    """For the loss c.w: alpha c + (1 - alpha) sign(gamma mean(w - G) - mean(u)) gamma / sqrt(P)."""
+    local, anchor, slope, clean = rows
+    p = len(local)
+    gap = gamma * math.fsum(local - anchor) / p - math.fsum(clean) / p
+    assume(abs(gap) > 1e-2)
+    params = [
+        nn.Parameter(torch.tensor(local[:1], dtype=dtype)),
+        nn.Parameter(torch.tensor(local[1:], dtype=dtype).view(1, -1)),
+    ]
+    loss = torch.cat([param.reshape(-1) for param in params]) @ torch.tensor(slope, dtype=dtype)
+    view = view_of(torch.tensor(anchor, dtype=dtype), torch.tensor(clean, dtype=dtype))
+    objective = Adaptive(alpha=alpha, gamma=gamma).objective(loss, params, view)
+    objective.backward()
+
+    size = float(np.abs(slope * local).sum()) + math.sqrt(p) * (gamma + 1) * 100
+    exact = 1e-12 if dtype == torch.float64 else 1e-5
+    expected = alpha * math.fsum(slope * local) + (1 - alpha) * math.sqrt(p) * abs(gap)
+    assert objective.item() == pytest.approx(expected, abs=exact * size)
+    gradient = np.concatenate([q.grad.numpy().reshape(-1) for q in params if q.grad is not None])
+    pull = math.copysign(gamma / math.sqrt(p), gap)
+    np.testing.assert_allclose(
+        gradient, alpha * slope + (1 - alpha) * pull, rtol=0, atol=exact * 200
+    )
+
+
+@pytest.mark.parametrize("p", [2, 100, 10_000])
+def test_the_gradient_is_of_length_1(p: int) -> None:
+    """Whatever the number of parameters, as that of constrain-and-scale's L_ano."""
+    rng = torch.Generator().manual_seed(p)
+    anchor, clean = torch.randn(2, p, generator=rng, dtype=torch.float64)
+    param = nn.Parameter(anchor + 3)
+    attack = Adaptive(alpha=0, gamma=1.0)
+    attack.objective(param.sum() * 0, [param], view_of(anchor, clean)).backward()
+    assert param.grad is not None
+    assert param.grad.norm().item() == pytest.approx(1)
+
+
+def test_alpha_1_is_the_plain_loss() -> None:
+    loss = torch.tensor(2.5, requires_grad=True)
+    params = [nn.Parameter(torch.tensor([7.0]))]
+    assert Adaptive(alpha=1).objective(loss, params, view_of(torch.zeros(1), torch.ones(1))) is loss
+
+
+def test_only_the_mean_counts() -> None:
+    """What leaves the mean as it is costs nothing: there is room for a backdoor."""
+    anchor, clean = torch.zeros(4, dtype=torch.float64), torch.full((4,), 2.0).double()
+    for model in ([2.0, 2.0, 2.0, 2.0], [100.0, -96.0, 3.0, 1.0]):
+        assert distance(torch.tensor(model).double(), anchor, clean) == 0
+    assert distance(torch.tensor([2.0, 2.0, 2.0, 3.0]).double(), anchor, clean) == 0.5
+
+
+def base_measures(updates: Tensor, anchor: Tensor, c: float) -> list[float]:
+    """H of each row after a round of BayBFed in which all clients start at the same c."""
+    defense = BayBFed()
+    state = defense.init()
+    state["posterior"] |= {i: (c, float(anchor.double().mean())) for i in range(len(updates))}
+    ids = torch.arange(len(updates))
+    view = ServerView(0, ids, anchor, anchor, {}, torch.Generator())
+    outcome, _ = defense.aggregate(updates, state, view)
+    measures: list[float] = outcome.details["base_measure"].tolist()
+    return measures
+
+
+@pytest.mark.parametrize("gamma", [1.0, 3.0, "auto", "bounded"])
+@pytest.mark.parametrize("c", [1.0, 5.0, 8.0])
+def test_the_distance_is_that_of_baybfeds_base_measures(c: float, gamma: float | str) -> None:
+    """L_BM = sqrt(P) c |H_sent - H_clean|: the server's c is all that the attacker cannot know."""
+    rng = torch.Generator().manual_seed(1)
+    anchor, clean, *updates = torch.randn(6, 30, generator=rng, dtype=torch.float64)
+    attack = Adaptive(alpha=0, gamma=gamma)
+    view = view_of(anchor, clean)
+    sent = [attack.craft(update, view) for update in updates]
+    clean_measure, *measures = base_measures(torch.stack([clean, *sent]), anchor, c)
+    losses = []
+    for update, measure in zip(updates, measures, strict=True):
+        loss = attack.objective(torch.tensor(0.0), [anchor + update], view).item()
+        assert loss / (math.sqrt(30) * c) == pytest.approx(abs(measure - clean_measure), rel=1e-6)
+        losses.append(loss)
+    nearest = [abs(measure - clean_measure) for measure in measures]
+    assert len({*losses}) == len(losses)
+    assert sorted(range(4), key=losses.__getitem__) == sorted(range(4), key=nearest.__getitem__)
+
+
+def deep() -> nn.Module:
+    """With a hidden layer: the gradients of a last layer add up to zero over the classes."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def test_training_draws_the_base_measure_to_the_clean_one(federation: Make) -> None:
+    """The smaller alpha, the nearer; in the federation and in BayBFed's own eyes.
+
+    Steps that become small at the end: L_BM pulls as hard near its minimum as far from it, so that
+    the mean swings about the clean one by as much as a step moves it.
+    """
+    own = {"gamma": 1.0, "epochs": 10, "lr": 0.02, "lr_decay": 0.3, "lr_decay_at": [0.3, 0.5, 0.7]}
+
+    def round_of(attack: Attack) -> tuple[Tensor, Tensor, list[int]]:
+        made = federation(attack=attack, network=deep(), momentum=0.0)
+        start = replace(made.initial(), next_round=0)
+        order = made._order(start)
+        malicious = [
+            i for i, job in enumerate(order.jobs) if job.client in made.population.malicious
+        ]
+        return start.params, made.workforce.train(order)[0], malicious
+
+    anchor, honest, rows = round_of(ATTACKS.build({"name": "none"}))
+    clean = honest[rows].double()
+    gaps, measures = [], []
+    for alpha in (1.0, 0.5):
+        _, updates, _ = round_of(Adaptive(alpha=alpha, **own))
+        gaps.append((updates[rows].double() - clean).mean(dim=1).abs())
+        both = torch.cat([updates[rows].double(), clean])
+        sent, target = torch.tensor(base_measures(both, anchor.double(), 5.0)).view(2, -1)
+        measures.append((sent - target).abs())
+    assert (gaps[1] < 0.2 * gaps[0]).all(), gaps
+    assert (measures[1] < 0.2 * measures[0]).all(), measures
+
+
+def test_the_clean_update_is_what_the_client_would_send_honestly(federation: Make) -> None:
+    """Bit for bit, whatever the attacker's own training, and of each client its own."""
+    seen: list[Tensor] = []
+
+    class Watched(Adaptive):  # type: ignore[misc]
+        def craft(self, update: Tensor, view: AttackView) -> Tensor:
+            assert view.clean_update is not None
+            seen.append(view.clean_update)
+            return super().craft(update, view)
+
+    def sent(attack: Attack) -> Tensor:
+        made = federation(attack=attack, network=deep())
+        return made.workforce.train(made._order(replace(made.initial(), next_round=0)))[0]
+
+    honest = sent(ATTACKS.build({"name": "none"}))
+    attacked = sent(Watched(alpha=0.5, gamma=2.0, epochs=2, lr=0.2))
+    rows = [i for i in range(6) if not torch.equal(honest[i], attacked[i])]
+    assert len(rows) == len(seen) == 2
+    assert all(torch.equal(honest[row], clean) for row, clean in zip(rows, seen, strict=True))
+
+
+@pytest.mark.parametrize("gamma", ["auto", "bounded"])
+def test_works_in_miniature(federation: Make, gamma: str) -> None:
+    def after_rounds(attack: Attack) -> Record:
+        made = federation(attack=attack, lr=0.05)
+        state = made.initial()
+        for _ in range(4):
+            state = made.pretrain(state)
+        state = replace(state, next_round=0)
+        for _ in range(4):
+            state, record = made.round(state)
+        return record
+
+    benign = after_rounds(ATTACKS.build({"name": "none"}))["BA"]
+    assert after_rounds(Adaptive(alpha=0.5, gamma=gamma))["BA"] > benign + 0.5
+    # with alpha 0 nothing of the data is learnt, the backdoor neither
+    assert after_rounds(Adaptive(alpha=0.0, gamma=gamma))["BA"] < benign + 0.2
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, math.nan])
+def test_alpha_out_of_range_is_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match=f"alpha must be between 0 and 1, got {alpha}"):
+        Adaptive(alpha=alpha)
+    with pytest.raises(UserError, match=f"got {alpha}"):
+        ATTACKS.build({"name": "adaptive_baybfed", "alpha": alpha})
