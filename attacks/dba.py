@@ -7,9 +7,9 @@ measured with the whole trigger, which no client ever trains on.
 
     update = gamma * (w - G)
 
-The paper attacks in one round with gamma 100 (attack_rounds=[5] attack.gamma=100), or in many rounds
-without scaling. Its trigger is `bars` with target 2, of length 4 and gap 2 on MNIST,
-6 and 3 on CIFAR-10.
+The paper attacks in one round with gamma 100 (attack_rounds=[5] attack.gamma=100), or in many
+rounds without scaling. Its trigger is `bars` with target 2, of length 4 and gap 2 on MNIST, 6 and 3
+on CIFAR-10.
 
 Differs from the paper: poisoned samples are a share pdr of the client's data, not a number of each
 batch; gamma is 2 by default, since the ten rounds of a default run are few without any scaling.

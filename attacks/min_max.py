@@ -54,8 +54,8 @@ class MinMax(Omniscient):
             return -mean.sign()
         if self.perturbation == "std":
             return -known.std(dim=0) if len(known) > 1 else torch.zeros_like(mean)
-        length = torch.linalg.vector_norm(mean)
-        return -mean / torch.where(length > 0, length, 1)
+        length = torch.linalg.vector_norm(mean, dtype=torch.float64)  # float32's would overflow
+        return -(mean / torch.where(length > 0, length, 1)).to(mean.dtype)
 
 
 def _farthest(known: Tensor, mean: Tensor, direction: Tensor) -> Tensor:

@@ -83,8 +83,9 @@ class Population:
             n_malicious = min(share(self.config.pmr, n), len(self.malicious))
             clients = _draw(self.malicious, n_malicious, rng)
             clients += _draw(self.honest, n - n_malicious, rng)
-        attacked = self.attack.active and self.config.attacked_in(index)  # else all are honest
-        return [Job(client, attacked and client in self.malicious) for client in sorted(clients)]
+        attacked = self.attack.active and self.config.attacked_in(index)
+        attackers = set(self.malicious) if attacked else set()  # else all are honest
+        return [Job(client, client in attackers) for client in sorted(clients)]
 
     def scene(self, params: Tensor, buffers: Tensor) -> Scene:
         """What a backdoor can be made of, with the model that stands before round 0."""

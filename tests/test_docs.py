@@ -148,7 +148,8 @@ def test_the_documented_attack_keeps_the_contract(clone: Path) -> None:
 def test_links_and_files_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
-    targets += re.findall(r"`((?:benchmarks|sweeps|docs|conf|tests|fedbench|attacks|backdoors|defenses)/[\w./-]+)`", text)
+    folders = "benchmarks|sweeps|docs|conf|tests|fedbench|attacks|backdoors|defenses"
+    targets += re.findall(rf"`((?:{folders})/[\w./-]+)`", text)
     for target in targets:
         known = [page.parent / target, ROOT / target]
         made_up = Path(target).stem in ("mine", "short_only", "noisy_patch", "stripe")

@@ -385,11 +385,10 @@ def test_a_backdoor_takes_hold_without_a_defense_and_not_without_an_attack(
     federation: Make,
 ) -> None:
     def after_rounds(attack: str) -> Record:
-        made = federation(Spy(), ATTACKS.build({"name": attack}), lr=0.05)
+        made = federation(Spy(), ATTACKS.build({"name": attack}), lr=0.05, pretrain_rounds=4)
         state = made.initial()
-        for _ in range(4):
+        while state.next_round < 0:
             state = made.pretrain(state)
-        state = replace(state, next_round=0)
         for _ in range(4):
             state, record = made.round(state)
         return record

@@ -142,7 +142,7 @@ def test_on_any_numbers(
 @every_perturbation
 @pytest.mark.parametrize("n", [2, 3, 10, 30])
 def test_the_largest_of_nearly_equal_updates(perturbation: str, n: int) -> None:
-    """Rows of float32 numbers, 1e-4 of their size apart."""
+    """Rows of float32 numbers, 1e-4 of their size apart; 30 of them are summed in several parts."""
     # Along the signs all coordinates of one binade are moved by the same length and rounded to
     # float32 by the same error, so that the errors add up; in float64 there are none to speak of.
     single = 2e-4 if perturbation == "sign" else 1e-5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from fedbench.attack import ATTACKS, Poisoning, plant
 from fedbench.backdoor import BACKDOORS, Implant, Scene
 from fedbench.backdoors.words import Words
+from fedbench.client import Classifier
 from fedbench.config import RunConfig
 from fedbench.data import Dataset, Spec
 from fedbench.defense import DEFENSES
@@ -146,7 +148,7 @@ def test_what_is_ignored_needs_no_finite_prediction() -> None:
     said = likeliest([[0, 2], [1, 0]])
     said[0, 0] = torch.nan
     assert accuracy(Fixed(), Probe(said, expected), nn.Identity()) == 1.0
-    said[0, 1, 3] = torch.inf  # where it counts, a broken prediction is wrong
+    said[0, 1, 2] = torch.inf  # where it counts, a broken prediction is wrong
     assert accuracy(Fixed(), Probe(said, expected), nn.Identity()) == 0.5
 
 
@@ -197,6 +199,15 @@ def test_a_trigger_without_words_is_refused() -> None:
         Words(trigger=[])
     with pytest.raises(UserError, match="trigger must be one word or more, got none"):
         BACKDOORS.build({"name": "words", "trigger": []})
+
+
+def test_the_loss_of_a_sequence_is_over_all_its_words() -> None:
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    words = torch.tensor([[0, 4, 2], [1, 1, 3]])
+    loss = Classifier(Fixed(), lr=0.1).training_step((logits, words), 0)
+    chances = logits.double().softmax(dim=-1)
+    by_hand = [-math.log(chances[i, t, words[i, t]]) for i in range(2) for t in range(3)]
+    assert loss.item() == pytest.approx(sum(by_hand) / 6)
 
 
 class Reader(nn.Module):
