@@ -11,10 +11,11 @@ needed,
     z = Phi^-1((N - M - s) / (N - M))
 
 Untargeted: MA tells what it does. Omniscient by default; the paper's attacker takes mean and std
-from its own clients' honest updates: omniscient=false, where a single client then sends its own. std
-is that of the sample (ddof 1), as torch's; 0 for a single update. s is at least 1: M clients that are
-a majority by themselves need no supporters, and no z would be the largest. Few attackers have little
-room: z is 0.21 for 6 of 30, 0 for 2 of 10 and below 0 for 1 of 10; 0 if no honest client is left over.
+from its own clients' honest updates: omniscient=false, where a single client then sends its own.
+std is that of the sample (ddof 1), as torch's; 0 for a single update. s is at least 1: M clients
+that are a majority by themselves need no supporters, and no z would be the largest. Few attackers
+have little room: z is 0.21 for 6 of 30, 0 for 2 of 10 and below 0 for 1 of 10; 0 if no honest
+client is left over.
 """
 
 from __future__ import annotations

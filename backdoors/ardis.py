@@ -51,13 +51,18 @@ class Ardis(Backdoor):
         return Collection.labelled(train, test, self.target)
 
     def _digits(self, folder: Path, part: str) -> Tensor:
-        pixels = read_table(folder / f"ARDIS_{part}_2828.csv", n_columns=784)
-        labels = read_table(folder / f"ARDIS_{part}_labels.csv", n_columns=10)
+        images, classes = (folder / f"ARDIS_{part}_{kind}.csv" for kind in ("2828", "labels"))
+        pixels, labels = read_table(images, n_columns=784), read_table(classes, n_columns=10)
         if len(pixels) != len(labels):
             raise ValueError(
                 f"{folder}: {len(pixels)} {part} images, but {len(labels)} labels, expected as many"
             )
+        one_hot = ((labels == 0) | (labels == 1)).all() and (labels.sum(dim=1) == 1).all()
+        if not one_hot:
+            raise ValueError(f"{classes}: each line must be one 1 and else 0")
+        if not ((pixels >= 0) & (pixels <= 255) & (pixels == pixels.round())).all():
+            raise ValueError(f"{images}: pixels must be whole numbers 0 to 255")
         wanted = labels.argmax(dim=1) == self.source
         if not wanted.any():
             raise ValueError(f"{folder}: no {part} image has the label {self.source}")
-        return pixels[wanted].clamp(0, 255).to(torch.uint8).view(-1, *SHAPE)
+        return pixels[wanted].to(torch.uint8).view(-1, *SHAPE)

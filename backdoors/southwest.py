@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from fedbench.backdoor import BACKDOORS, Backdoor, Collection, Scene, check_shape, check_target
 from fedbench.data import Spec
 from fedbench.files import local_file, read_arrays
@@ -35,6 +37,10 @@ class Southwest(Backdoor):
     def prepare(self, scene: Scene) -> Collection:
         path = local_file(self.file, "southwest.npz")
         arrays = read_arrays(path, {"train": (None, 32, 32, 3), "test": (None, 32, 32, 3)})
+        for name, images in zip(("train", "test"), arrays, strict=True):
+            low, high = int(images.min()), int(images.max())
+            if low < 0 or high > 255:
+                raise ValueError(f"{path}: {name} must be bytes 0 to 255, got {low} to {high}")
         device = scene.dataset.x_train.device
-        train, test = (x.permute(0, 3, 1, 2).contiguous().to(device) for x in arrays)
+        train, test = (x.permute(0, 3, 1, 2).contiguous().to(device, torch.uint8) for x in arrays)
         return Collection.labelled(train, test, self.target)

@@ -45,6 +45,11 @@ class Tail(Backdoor):
             raise ValueError(f"rate must be above 0 and at most 1, got {self.rate}")
 
     def check(self, spec: Spec) -> None:
+        if len(spec.sample_shape) == 1:
+            raise ValueError(
+                f"tail needs samples with one label, {spec.name} has sequences of shape "
+                f"{spec.sample_shape}"
+            )
         check_target(self.target, spec)
         if not 0 <= self.source < spec.n_classes:
             raise ValueError(f"source must be a class 0..{spec.n_classes - 1}, got {self.source}")

@@ -12,11 +12,11 @@ import os
 import struct
 import sys
 import textwrap
-import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ def data_folders(name: str) -> Iterator[Path]:
 def local_file(given: str | None, usual: str) -> Path:
     """The file or folder `given`, or the `usual` one where data is looked for; a UserError."""
     if given is not None:
-        path = Path(given).expanduser()
+        path = Path(os.path.expanduser(given))  # which leaves ~nobody alone
         if not path.exists():
             raise UserError(f"{path}: no such file or folder, expected {usual}")
         return path
@@ -53,25 +53,35 @@ def local_file(given: str | None, usual: str) -> Path:
 def read_arrays(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> list[Tensor]:
     """Whole numbers from the arrays of an .npz, in the order of `shapes`; None fits any length.
 
-    No pickle is ever read. Anything else than what `shapes` says is a UserError.
+    uint8 stays as it is, other types become int64. No pickle is ever read. Anything else than what
+    `shapes` says is a UserError.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
             missing = [name for name in shapes if name not in archive]
             arrays = [] if missing else [archive[name] for name in shapes]
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
+    except Exception as error:  # numpy, zipfile, zlib and tokenize each have their own
         reason = textwrap.shorten(str(error), 100)
         raise UserError(f"{path}: cannot be read as .npz ({reason})") from error
     if missing:
         raise UserError(f"{path}: no array {', '.join(missing)}, expected {', '.join(shapes)}")
     for (name, shape), array in zip(shapes.items(), arrays, strict=True):
-        sizes = zip(shape, array.shape, strict=False)
-        fits = array.ndim == len(shape) and all(want in (None, have) for want, have in sizes)
-        if not fits or not array.size or array.dtype.kind not in "iu":
+        if not _fits(array, shape):
             wanted = " x ".join("n" if want is None else str(want) for want in shape)
-            found = f"{array.dtype} of shape {array.shape}"
+            is_array = isinstance(array, np.ndarray)
+            found = f"{array.dtype} of shape {array.shape}" if is_array else "no array"
             raise UserError(f"{path}: {name} must be whole numbers, {wanted}, got {found}")
-    return [torch.from_numpy(array) for array in arrays]
+    # torch cannot do much with other unsigned types, nor with the other order of bytes.
+    native = [array if array.dtype == np.uint8 else array.astype(np.int64) for array in arrays]
+    return [torch.from_numpy(array) for array in native]
+
+
+def _fits(array: Any, shape: tuple[int | None, ...]) -> bool:
+    """Whether it is a filled array of whole numbers of the shape."""
+    if not isinstance(array, np.ndarray) or array.ndim != len(shape):
+        return False
+    alike = all(want in (None, have) for want, have in zip(shape, array.shape, strict=True))
+    return alike and array.size > 0 and array.dtype.kind in "iu"
 
 
 def read_table(path: Path, n_columns: int) -> Tensor:

@@ -116,7 +116,7 @@ def test_read_arrays_gives_back_what_was_written(
     (np.savez_compressed if packed else np.savez)(path, first=stored, second=stored[:1])
     exact, free = array.shape, (None,) * array.ndim
     second, first = read_arrays(path, {"second": free, "first": exact})
-    assert first.numpy().dtype == array.dtype
+    assert first.numpy().dtype == (array.dtype if array.dtype == np.uint8 else np.int64)
     assert np.array_equal(first.numpy(), array)
     assert np.array_equal(second.numpy(), array[:1])
 
@@ -168,8 +168,6 @@ NO_ARCHIVES = {
     "no type": zip_of(headed("{'descr': 'zz', 'fortran_order': False, 'shape': (1, 3), }")),
     "objects": zip_of(npy(np.array([[None, 1, 2]], dtype=object))),
     "an unknown version": zip_of(b"\x93NUMPY\x09\x09" + npy(GOOD)[8:]),
-}
-NOT_TOLD_YET = {
     "one array": npy(GOOD),
     "a member that is no array": zip_of(b"hello"),
     "an empty member": zip_of(b""),
@@ -180,35 +178,16 @@ NOT_TOLD_YET = {
 }
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        *(pytest.param(data, id=name) for name, data in NO_ARCHIVES.items()),
-        *(
-            pytest.param(data, id=name, marks=pytest.mark.xfail(strict=True, reason="a traceback"))
-            for name, data in NOT_TOLD_YET.items()
-        ),
-    ],
-)
+@pytest.mark.parametrize("data", NO_ARCHIVES.values(), ids=NO_ARCHIVES)
 def test_what_is_no_archive_of_arrays_is_told(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     message(read_arrays, path, TWO)
 
 
-foreign = pytest.mark.xfail(strict=True, reason="torch does not read the other byte order")
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    ["uint16", "uint32", "uint64", *(pytest.param(d, marks=foreign) for d in (">i4", ">u2"))],
-)
-def test_unusual_whole_numbers_are_read_or_told(path: Path, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", ">i4", ">u2"])
+def test_unusual_whole_numbers_are_read(path: Path, dtype: str) -> None:
     np.savez(path, train=GOOD.astype(dtype), test=GOOD)
-    try:
-        train, _ = read_arrays(path, TWO)
-    except UserError:
-        message(read_arrays, path, TWO)
-        return
+    train, _ = read_arrays(path, TWO)
     assert train.tolist() == GOOD.tolist()
 
 
@@ -219,7 +198,6 @@ def test_an_archive_cut_at_any_byte_is_told(path: Path) -> None:
         assert "cannot be read as .npz" in message(read_arrays, path, TWO)
 
 
-@pytest.mark.xfail(strict=True, reason="some bytes of a zip's directory make a traceback")
 def test_every_changed_byte_is_told_or_changes_nothing(path: Path) -> None:
     """Times and permissions of a zip carry no content."""
     data = zip_of(npy(GOOD))

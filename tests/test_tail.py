@@ -230,7 +230,6 @@ def test_classes_that_are_not_there_are_refused() -> None:
             Tail(source=5, target=source).check(spec)
 
 
-@pytest.mark.xfail(strict=True, reason="sequences pass the check and fail in prepare")
 def test_sequences_are_refused() -> None:
     """Their labels are one a word, so that a sample has no class whose tail it could be in."""
     with pytest.raises(ValueError, match=r"\(64,\)"):

@@ -90,7 +90,6 @@ def test_windows_become_what_the_samples_are(path: Path, dtype: torch.dtype, sto
 
 
 @pytest.mark.parametrize("stored", ["uint16", "uint32", "uint64", ">i4"])
-@pytest.mark.xfail(strict=True, reason="torch has no minimum of them, or does not read them")
 def test_other_types_of_whole_numbers_are_told_or_read(path: Path, stored: str) -> None:
     train = windows(5).astype(stored)
     np.savez(path, train=train, test=train)
