@@ -8,24 +8,27 @@ https://arxiv.org/abs/2301.09508
 The attacker knows the rule. It trains a clean model on its own clean data and makes the base
 measure of what it sends like that model's:
 
-    L_BM   = sqrt(P) * |mean(gamma (w - G)) - mean(u_clean)|
+    L_BM   = kappa / 2 * P * (mean(w - G) - mean(u_clean) / gamma)^2,  kappa = 10
 
 By BayBFed's Eq. 1 the base measures of two updates of the same client differ by the difference of
-their means over c. c is drawn by the server and unknown to the attacker, so the difference is taken
-as it is, times sqrt(P): the length of the difference of the two updates along the one direction
-that changes a base measure, whose gradient has length 1, as that of constrain-and-scale's L_ano.
-The paper gives no formula; its alphas are 0, 0.5 and 1. With 0 nothing of the data is learnt.
+their means over c, which the server draws and the attacker does not know. sqrt(P) times the
+difference of the means is the distance of the two updates along the one direction that changes a
+base measure; L_BM is half its square, times kappa, so that the gap closes in the few steps of a
+local training. The paper gives no formula; its alphas are 0, 0.5 and 1. With 0 nothing of the data
+is learnt. The distance itself instead of its square would have a gradient of the same length
+everywhere, and swing about the goal.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedbench.attack import ATTACKS, AttackView, BackdoorAttack, flat
+
+KAPPA = 10.0
 
 
 @ATTACKS.register("adaptive_baybfed")
@@ -49,6 +52,6 @@ class AdaptiveBayBFed(BackdoorAttack):
             return loss
         assert view.clean_update is not None
         update = flat(params) - view.global_params  # [P]
-        sent = self.scale(update.detach(), view) * update.mean()
-        distance = math.sqrt(len(update)) * (sent - view.clean_update.mean()).abs()
-        return self.alpha * loss + (1 - self.alpha) * distance
+        goal = view.clean_update.mean() / self.scale(update.detach(), view)
+        gap = KAPPA / 2 * len(update) * (update.mean() - goal) ** 2
+        return self.alpha * loss + (1 - self.alpha) * gap

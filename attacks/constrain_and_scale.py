@@ -9,7 +9,7 @@ L_class is the task loss on the client's data, a share pdr of it poisoned. L_ano
 inconspicuous:
 
     l2:      |w - G|_2
-    cosine:  1000 * (1 - cos(G + gamma (w - G), G)), of the model that is sent
+    cosine:  1000 * (1 - cos(w, G))
 
 With gamma `auto`, N / (server_lr * M) for M malicious among N clients, averaging replaces the
 global model by the mean of the malicious ones where the honest updates cancel out; `bounded` scales
@@ -18,7 +18,8 @@ no further than to the length of the update that the client would have sent hone
 Differs from the paper: epochs and learning rate are those of honest clients unless set. The authors
 train 15 epochs on CIFAR-10 at 0.05, a tenth of it after 20 and 80 % of the epochs: epochs=15
 lr=0.05 lr_decay=0.1 lr_decay_at=[0.2,0.8]. The factor 1000 of the cosine, which is tiny between
-neighbouring models, is that of the authors' code.
+neighbouring models, is that of the authors' code, where the cosine is of the scaled model: there
+the term is steeper by gamma^2, too steep for the usual learning rates.
 """
 
 from __future__ import annotations
@@ -61,5 +62,5 @@ class ConstrainAndScale(BackdoorAttack):
         """L_ano of a model G + update."""
         if self.constraint == "l2":
             return torch.linalg.vector_norm(update)
-        sent = view.global_params + self.scale(update.detach(), view) * update
-        return COSINE_WEIGHT * (1 - torch.cosine_similarity(sent, view.global_params, dim=0))
+        local = view.global_params + update
+        return COSINE_WEIGHT * (1 - torch.cosine_similarity(local, view.global_params, dim=0))

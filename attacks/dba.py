@@ -12,7 +12,7 @@ rounds without scaling. Its trigger is `bars` with target 2, of length 4 and gap
 on CIFAR-10.
 
 Differs from the paper: poisoned samples are a share pdr of the client's data, not a number of each
-batch; gamma is 2 by default, since the ten rounds of a default run are few without any scaling.
+batch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedbench.attack import ATTACKS, BackdoorAttack, Poisoning
 from fedbench.backdoor import Backdoor, Stamp
+from fedbench.data import Spec
 
 
 @ATTACKS.register("dba")
@@ -33,7 +34,7 @@ class DBA(BackdoorAttack):
     """A trigger of which each malicious client knows a part."""
 
     backdoors: list[Any] | None = field(default_factory=lambda: [{"name": "bars", "target": 2}])
-    gamma: float | int | str = 2.0
+    epochs: int | None = 10  # unscaled, a part takes hold in few rounds only if it is trained long
     n_parts: int = 4  # that the trigger is cut into
 
     def __post_init__(self) -> None:
@@ -41,12 +42,12 @@ class DBA(BackdoorAttack):
         if self.n_parts < 1:
             raise ValueError(f"n_parts must be at least 1, got {self.n_parts}")
 
-    def check(self, backdoors: Sequence[Backdoor]) -> None:
-        super().check(backdoors)
+    def check(self, backdoors: Sequence[Backdoor], spec: Spec) -> None:
+        super().check(backdoors, spec)
         if len(backdoors) != 1 or not isinstance(backdoors[0], Stamp):
             names = ", ".join(type(backdoor).__name__ for backdoor in backdoors)
             raise ValueError(f"backdoors must be one trigger of pixels to cut, got {names}")
-        n_pixels = len(backdoors[0].pixels(1024, 1024))  # the same on any image it fits
+        n_pixels = len(backdoors[0].pixels(*spec.sample_shape[-2:]))
         if n_pixels < self.n_parts:
             raise ValueError(f"n_parts={self.n_parts} of a trigger of {n_pixels} pixels")
 

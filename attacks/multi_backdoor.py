@@ -19,6 +19,7 @@ from torch import Tensor
 from fedbench.attack import ATTACKS, Poisoning, plant
 from fedbench.attacks.constrain_and_scale import ConstrainAndScale
 from fedbench.backdoor import Backdoor
+from fedbench.data import Spec
 
 CORNERS = ("bottom_right", "top_left", "top_right", "bottom_left")
 
@@ -44,8 +45,8 @@ class MultiBackdoor(ConstrainAndScale):
     def planted(self, usual: list[Any]) -> list[Any]:
         return super().planted(usual)[: self.n_backdoors]
 
-    def check(self, backdoors: Sequence[Backdoor]) -> None:
-        super().check(backdoors)
+    def check(self, backdoors: Sequence[Backdoor], spec: Spec) -> None:
+        super().check(backdoors, spec)
         if len(backdoors) < self.n_backdoors:
             raise ValueError(f"n_backdoors={self.n_backdoors} of {len(backdoors)} backdoors")
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbench.backdoor import Backdoor, Implant
+from fedbench.data import Spec
 from fedbench.registry import Registry
 
 
@@ -69,7 +70,8 @@ class OwnTraining:
 
     def lr_in(self, epoch: int, epochs: int, usual: float) -> float:
         """The learning rate in an epoch, counted from 0; `usual` is an honest client's."""
-        n_decays = sum(epoch >= share * epochs for share in self.lr_decay_at)
+        # 0.55 of 100 epochs is a little more than 55 in floating point
+        n_decays = sum(epoch >= share * epochs - 1e-9 for share in self.lr_decay_at)
         return (usual if self.lr is None else self.lr) * self.lr_decay**n_decays
 
 
@@ -100,7 +102,7 @@ class Attack:
         """The backdoors, given the data set's usual ones; none: BA is not measured."""
         return []
 
-    def check(self, backdoors: Sequence[Backdoor]) -> None:
+    def check(self, backdoors: Sequence[Backdoor], spec: Spec) -> None:
         """Raises ValueError, with the values, if the attack cannot work with these backdoors."""
 
     def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
@@ -153,7 +155,7 @@ class BackdoorAttack(OwnTraining, Attack):
     def planted(self, usual: list[Any]) -> list[Any]:
         return usual if self.backdoors is None else self.backdoors
 
-    def check(self, backdoors: Sequence[Backdoor]) -> None:
+    def check(self, backdoors: Sequence[Backdoor], spec: Spec) -> None:
         if not backdoors:
             raise ValueError("backdoors must be one or more, got none")
 

@@ -74,7 +74,8 @@ def train(
     own = None if malice is None else malice.training
     if own is not None and own.has_own_lr:
         end_of_step = end_of_epoch = _nothing
-    usual = [group["lr"] for group in optimizer.param_groups]
+    # A scheduler has set lr to its first value already, which a warm-up starts near 0.
+    usual = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
     for epoch in range(epochs):
         if own is not None and own.has_own_lr:
             for group, lr in zip(optimizer.param_groups, usual, strict=True):

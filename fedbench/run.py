@@ -73,10 +73,6 @@ class Plan:
             plan.defense.check(config.n_clients)
         except ValueError as error:
             raise UserError(f"defense {config.defense['name']}: {error}") from error
-        try:
-            attack.check(plan.backdoors)
-        except ValueError as error:
-            raise UserError(f"attack {config.attack['name']}: {error}") from error
         if source.spec is not None:
             plan.check_fit(source.spec)
         key = "n_clients" if config.malicious == "fixed" else "pool_size"
@@ -88,12 +84,16 @@ class Plan:
         return plan
 
     def check_fit(self, spec: Spec) -> None:
-        """A UserError for a backdoor that does not fit the data set."""
+        """A UserError for a backdoor that does not fit the data set, or not the attack."""
         for backdoor in self.backdoors:
             try:
                 backdoor.check(spec)
             except ValueError as error:
                 raise UserError(f"backdoor on {spec.name}: {error}") from error
+        try:
+            self.attack.check(self.backdoors, spec)
+        except ValueError as error:
+            raise UserError(f"attack {self.config.attack['name']}: {error}") from error
 
     @property
     def folder(self) -> RunDir:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,14 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from fedbench.attack import ATTACKS, Attack
-from fedbench.backdoor import BACKDOORS
+from fedbench.backdoor import BACKDOORS, Backdoor
 from fedbench.config import RunConfig
 from fedbench.data import DATASETS, Dataset
 from fedbench.defense import DEFENSES, Defense
 from fedbench.executors import Sequential, Workforce
 from fedbench.federation import Federation
 from fedbench.population import Population
+from fedbench.results import Record
 
 torch.set_num_threads(1)  # tests run side by side: threads of all of them would wait for each other
 
@@ -70,3 +71,23 @@ def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
         return made
 
     return make
+
+
+@pytest.fixture
+def after_rounds(federation: Callable[..., Federation]) -> Callable[..., Record]:
+    """The record of the last of four rounds under an attack, after four benign ones."""
+
+    def play(
+        attack: Attack, backdoors: Sequence[Backdoor] | None = None, **settings: Any
+    ) -> Record:
+        made = federation(attack=attack, **{"lr": 0.05, "pretrain_rounds": 4} | settings)
+        state = made.initial()
+        while state.next_round < 0:
+            state = made.pretrain(state)
+        if backdoors is not None:
+            made.prepare(backdoors, state)
+        for _ in range(4):
+            state, record = made.round(state)
+        return record
+
+    return play

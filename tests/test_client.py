@@ -417,7 +417,7 @@ class TestInAPopulation:
     def test_every_targeted_attack_trains_as_it_is_set(self, federation: Make, name: str) -> None:
         """Own epochs and lr change what its clients send, a decay at the end of all does not."""
         patches = [{"name": "patch", "corner": "top_left"}]
-        fixed: dict[str, Any] = {"name": name, "gamma": 1.0, "backdoors": patches}
+        fixed: dict[str, Any] = {"name": name, "gamma": 1.0, "epochs": None, "backdoors": patches}
         fixed |= {"n_backdoors": 1} if name == "multi_backdoor" else {}
         fixed |= {"eps": None} if name == "edge_case" else {}
         fixed |= {"alpha": 1.0} if name == "adaptive_baybfed" else {}

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedbench.attack import ATTACKS, AttackView, BackdoorAttack, Poisoning
 from fedbench.backdoor import BACKDOORS
 from fedbench.config import register_schema
-from fedbench.data import DATASETS
+from fedbench.data import DATASETS, Spec
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
 from fedbench.errors import UserError
 from fedbench.executors import EXECUTORS
@@ -719,7 +719,7 @@ def test_what_an_attack_plants(name: str) -> None:
 @every_targeted
 def test_a_targeted_attack_without_a_backdoor_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="backdoors must be one"):
-        ATTACKS.get(name)().check([])
+        ATTACKS.get(name)().check([], Spec("made", (1, 28, 28), 10))
 
 
 @every_targeted

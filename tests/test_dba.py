@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedbench.attack import ATTACKS, Attack, Poisoning
+from fedbench.attack import ATTACKS, Poisoning
 from fedbench.backdoor import BACKDOORS
+from fedbench.data import Spec
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.results import Record
 
+IMAGES = Spec("made", (1, 28, 28), 10)
 Make = Callable[..., Federation]
 Pixels = set[tuple[int, int]]
 DBA: Any = ATTACKS.get("dba")
@@ -129,7 +131,9 @@ def test_in_a_federation_each_client_keeps_its_part(federation: Make) -> None:
             seen.setdefault(orders.slot, []).extend(pixels)
             return dark_x, dark_y
 
-    made = federation(attack=Watched(n_parts=3, gamma=1.0), pmr=0.67, pdr=0.25)
+    bars = [{"name": "bars", "target": 2, "length": 4, "gap": 2, "margin": 0}]
+    attack = Watched(n_parts=3, gamma=1.0, backdoors=bars)
+    made = federation(attack=attack, pmr=0.67, pdr=0.25)
     state = replace(made.initial(), next_round=0)
     for _ in range(2):
         state, record = made.round(state)
@@ -149,23 +153,12 @@ def test_in_a_federation_each_client_keeps_its_part(federation: Make) -> None:
     assert len(record["BA_by_backdoor"]) == 1
 
 
-def after_rounds(federation: Make, attack: Attack) -> Record:
-    """Two thirds are malicious: 4 clients, one for each part."""
-    made = federation(attack=attack, lr=0.05, pmr=0.67)
-    state = made.initial()
-    for _ in range(4):
-        state = made.pretrain(state)
-    state = replace(state, next_round=0)
-    for _ in range(4):
-        state, record = made.round(state)
-    return record
-
-
-def test_works_in_miniature(federation: Make) -> None:
-    """The whole trigger works, though no client has ever trained on it."""
+def test_works_in_miniature(after_rounds: Callable[..., Record]) -> None:
+    """The whole trigger works, though none of the 4 malicious clients has ever trained on it."""
     chosen = {"backdoors": [{"name": "bars", "target": 2}]}
-    benign = after_rounds(federation, ATTACKS.build({"name": "none", **chosen}))["BA"]
-    assert after_rounds(federation, DBA(n_parts=4, gamma=1.0, **chosen))["BA"] > benign + 0.5
+    benign = after_rounds(ATTACKS.build({"name": "none", **chosen}), pmr=0.67)["BA"]
+    attack = DBA(n_parts=4, gamma=1.0, **chosen)
+    assert after_rounds(attack, pmr=0.67)["BA"] > benign + 0.5
 
 
 @pytest.mark.parametrize(
@@ -178,7 +171,7 @@ def test_works_in_miniature(federation: Make) -> None:
 )
 def test_what_cannot_be_cut_is_refused(backdoors: list[dict[str, Any]], found: str) -> None:
     with pytest.raises(ValueError, match=f"one trigger of pixels to cut, got {found}$"):
-        DBA(n_parts=2).check([BACKDOORS.build(backdoor) for backdoor in backdoors])
+        DBA(n_parts=2).check([BACKDOORS.build(backdoor) for backdoor in backdoors], IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -190,9 +183,9 @@ def test_what_cannot_be_cut_is_refused(backdoors: list[dict[str, Any]], found: s
 )
 def test_more_parts_than_pixels_are_refused(trigger: dict[str, Any], n_pixels: int) -> None:
     built = [BACKDOORS.build(trigger)]
-    DBA(n_parts=n_pixels).check(built)
+    DBA(n_parts=n_pixels).check(built, IMAGES)
     with pytest.raises(ValueError, match="n_parts=5 of a trigger of 4 pixels"):
-        DBA(n_parts=n_pixels + 1).check(built)
+        DBA(n_parts=n_pixels + 1).check(built, IMAGES)
 
 
 @pytest.mark.parametrize("n_parts", [0, -2])

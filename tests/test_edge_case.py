@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedbench.attack import ATTACKS, Attack, AttackView, Poisoning
 from fedbench.backdoor import BACKDOORS, Backdoor, Collection, Scene
+from fedbench.data import Spec
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.results import Record
@@ -188,9 +189,8 @@ def test_poisoned_samples_are_of_the_collection(
 
 
 def test_one_round_with_the_tail_of_a_class(federation: Make) -> None:
-    """The default: what is rare is chosen with the model, from the malicious clients' samples."""
-    made = federation(attack=EdgeCase(eps="auto", gamma=1.0))
-    assert [settings["name"] for settings in made.population.attack.planted([])] == ["tail"]
+    """What is rare is chosen with the model, from the malicious clients' samples."""
+    made = federation(attack=EdgeCase(eps="auto", gamma=1.0, backdoors=[{"name": "tail"}]))
     (implant,) = made.population.implants
     assert isinstance(implant, Collection)
     held = {
@@ -217,26 +217,15 @@ class Negatives(Backdoor):
 
 
 @pytest.mark.parametrize("chosen", [{"eps": None, "gamma": "auto"}, {"eps": "auto", "gamma": 1.0}])
-def test_works_in_miniature(federation: Make, chosen: dict[str, Any]) -> None:
+def test_works_in_miniature(after_rounds: Callable[..., Record], chosen: dict[str, Any]) -> None:
     """With inputs that honest clients hold none of, and enough of them.
 
     The tail of a class of the sample is one image or two, too few to learn anything from.
     """
 
-    def after_rounds(attack: Attack) -> Record:
-        made = federation(attack=attack, lr=0.05, pdr=0.5)
-        state = made.initial()
-        for _ in range(4):
-            state = made.pretrain(state)
-        state = replace(state, next_round=0)
-        made.prepare([Negatives()], state)
-        for _ in range(4):
-            state, record = made.round(state)
-        return record
-
-    benign = after_rounds(ATTACKS.build({"name": "none"}))["BA"]
+    benign = after_rounds(ATTACKS.build({"name": "none"}), [Negatives()])["BA"]
     patch = [{"name": "patch"}]  # what the federation starts with, before the negatives
-    assert after_rounds(EdgeCase(backdoors=patch, **chosen))["BA"] > benign + 0.5
+    assert after_rounds(EdgeCase(backdoors=patch, **chosen), [Negatives()])["BA"] > benign + 0.5
 
 
 @pytest.mark.parametrize("eps", [0, -1.0, math.nan, math.inf, "automatic", "2"])
@@ -265,7 +254,7 @@ def test_an_honest_training_only_where_its_length_counts(
 
 def test_any_backdoor_will_do() -> None:
     def check(backdoors: Sequence[Backdoor]) -> None:
-        EdgeCase(eps=None).check(backdoors)
+        EdgeCase(eps=None).check(backdoors, Spec("made", (1, 28, 28), 10))
 
     check([BACKDOORS.build({"name": "tail"})])
     check([BACKDOORS.build({"name": "patch"}), BACKDOORS.build({"name": "tail"})])

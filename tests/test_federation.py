@@ -382,16 +382,7 @@ def test_pretraining_is_plain_averaging(federation: Make) -> None:
 
 
 def test_a_backdoor_takes_hold_without_a_defense_and_not_without_an_attack(
-    federation: Make,
+    after_rounds: Callable[..., Record],
 ) -> None:
-    def after_rounds(attack: str) -> Record:
-        made = federation(Spy(), ATTACKS.build({"name": attack}), lr=0.05, pretrain_rounds=4)
-        state = made.initial()
-        while state.next_round < 0:
-            state = made.pretrain(state)
-        for _ in range(4):
-            state, record = made.round(state)
-        return record
-
-    assert after_rounds("constrain_and_scale")["BA"] > 0.8
-    assert after_rounds("none")["BA"] < 0.2
+    assert after_rounds(ATTACKS.build({"name": "constrain_and_scale"}))["BA"] > 0.8
+    assert after_rounds(ATTACKS.build({"name": "none"}))["BA"] < 0.2

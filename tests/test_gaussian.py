@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch import Tensor
 from untargeted import (
     NOT_ABOVE_0,
     Make,
-    accuracy_after,
     assert_refused,
     dtypes,
     exchange,
@@ -26,6 +26,7 @@ from untargeted import (
 from fedbench.attack import ATTACKS
 from fedbench.client import train
 from fedbench.defense import DEFENSES
+from fedbench.results import Record
 
 Gaussian: Any = ATTACKS.get("gaussian")
 
@@ -124,14 +125,14 @@ def test_every_client_malicious(federation: Make) -> None:
             assert_unrelated(attacked.sent[i], attacked.sent[j])
 
 
-def test_noise_breaks_the_mean_and_not_krum(federation: Make) -> None:
+def test_noise_breaks_the_mean_and_not_krum(after_rounds: Callable[..., Record]) -> None:
     """The paper's claim: averaging withstands no such client, Krum takes honest ones."""
     krum = DEFENSES.build({"name": "krum"})
-    assert accuracy_after(federation, ATTACKS.build({"name": "none"})) > 0.55
-    assert accuracy_after(federation, Gaussian(std=3.0)) < 0.3
-    withstood = accuracy_after(federation, Gaussian(std=3.0), krum)
+    assert after_rounds(ATTACKS.build({"name": "none"}))["MA"] > 0.55
+    assert after_rounds(Gaussian(std=3.0))["MA"] < 0.3
+    withstood = after_rounds(Gaussian(std=3.0), defense=krum)["MA"]
     assert withstood > 0.45
-    assert accuracy_after(federation, Gaussian(std=30.0), krum) == withstood  # none was taken
+    assert after_rounds(Gaussian(std=30.0), defense=krum)["MA"] == withstood  # none was taken
 
 
 @pytest.mark.parametrize("std", NOT_ABOVE_0)

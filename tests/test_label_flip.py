@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from untargeted import Make, Spy, accuracy_after, exchange
+from untargeted import Make, Spy, exchange
 
 from fedbench.attack import ATTACKS, Poisoning
+from fedbench.results import Record
 
 LabelFlip: Any = ATTACKS.get("label_flip")
 
@@ -149,13 +151,15 @@ def test_every_client_malicious(federation: Make) -> None:
     assert not any(torch.equal(a, b) for a, b in zip(attacked.sent, attacked.own, strict=True))
 
 
-def test_the_accuracy_falls_with_the_share_of_wrong_labels(federation: Make) -> None:
+def test_the_accuracy_falls_with_the_share_of_wrong_labels(
+    after_rounds: Callable[..., Record],
+) -> None:
     """Where 4 of 6 clients flip every label, the majority is for the wrong class."""
     untouched, some, most = (
-        accuracy_after(federation, LabelFlip(), pmr=pmr, pdr=pdr)
+        after_rounds(LabelFlip(), pmr=pmr, pdr=pdr)["MA"]
         for pmr, pdr in ((0.67, 0.0), (0.34, 1.0), (0.67, 1.0))
     )
-    assert untouched == accuracy_after(federation, ATTACKS.build({"name": "none"}))
+    assert untouched == after_rounds(ATTACKS.build({"name": "none"}))["MA"]
     assert untouched > 0.55
     assert most < 0.2
     assert most < some < untouched

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from fedbench.attack import ATTACKS, Attack, Poisoning
 from fedbench.backdoor import BACKDOORS
+from fedbench.data import Spec
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.metrics import accuracy
 from fedbench.results import Record
 
+IMAGES = Spec("made", (1, 28, 28), 10)
 Make = Callable[..., Federation]
 MultiBackdoor: Any = ATTACKS.get("multi_backdoor")
 CORNERS = {"top_left": 4, "bottom_right": 9, "top_right": 0, "bottom_left": 6}  # and their targets
@@ -116,15 +118,16 @@ def test_the_first_backdoors_are_planted(n_backdoors: int) -> None:
     assert attack.planted([{"name": "bars"}]) == SETTINGS[:n_backdoors]
     of_the_data = MultiBackdoor(n_backdoors=n_backdoors, backdoors=None)
     assert of_the_data.planted(SETTINGS) == SETTINGS[:n_backdoors]
-    attack.check(PATCHES[:n_backdoors])
+    attack.check(PATCHES[:n_backdoors], IMAGES)
 
 
-@every_number
-def test_its_own_backdoors_are_different_ones(n_backdoors: int) -> None:
+def test_its_own_backdoors_are_different_ones() -> None:
     """Triggers that share no pixel, and a target each."""
-    planted = [BACKDOORS.build(b) for b in MultiBackdoor(n_backdoors=n_backdoors).planted([])]
-    assert len(planted) == n_backdoors
-    assert len({backdoor.target for backdoor in planted}) == n_backdoors
+    attack = MultiBackdoor()
+    planted: list[Any] = [BACKDOORS.build(backdoor) for backdoor in attack.planted([])]
+    attack.check(planted, IMAGES)
+    assert len(planted) == attack.n_backdoors
+    assert len({backdoor.target for backdoor in planted}) == attack.n_backdoors
     pixels = [set(backdoor.pixels(28, 28)) for backdoor in planted]
     assert len(set.union(*pixels)) == sum(map(len, pixels))
 
@@ -134,7 +137,7 @@ def test_more_backdoors_than_there_are_are_refused(n_there: int) -> None:
     attack = MultiBackdoor(n_backdoors=4, backdoors=SETTINGS[:n_there])
     planted = [BACKDOORS.build(backdoor) for backdoor in attack.planted([])]
     with pytest.raises(ValueError, match=f"n_backdoors=4 of {n_there} backdoors"):
-        attack.check(planted)
+        attack.check(planted, IMAGES)
 
 
 @pytest.mark.parametrize("n_backdoors", [0, -1])
@@ -187,23 +190,14 @@ def test_one_of_one_is_constrain_and_scale(federation: Make) -> None:
 
 
 @pytest.mark.parametrize("n_backdoors", [2, 4])
-def test_works_in_miniature(federation: Make, n_backdoors: int) -> None:
+def test_works_in_miniature(after_rounds: Callable[..., Record], n_backdoors: int) -> None:
     """Two thirds of the clients attack: a client's few samples are shared among the backdoors."""
+    constrained = {"alpha": 0.7, "constraint": "l2", "gamma": "auto"}
     large = [chosen | {"size": 4} for chosen in SETTINGS[:n_backdoors]]
 
-    def after_rounds(attack: Attack) -> Record:
-        made = federation(attack=attack, lr=0.05, pmr=0.67)
-        state = made.initial()
-        for _ in range(4):
-            state = made.pretrain(state)
-        state = replace(state, next_round=0)
-        for _ in range(4):
-            state, record = made.round(state)
-        return record
-
-    benign = after_rounds(ATTACKS.build({"name": "none", "backdoors": large}))
-    attack = MultiBackdoor(n_backdoors=n_backdoors, backdoors=large, alpha=0.7, gamma="auto")
-    attacked = after_rounds(attack)
+    benign = after_rounds(ATTACKS.build({"name": "none", "backdoors": large}), pmr=0.67)
+    attack = MultiBackdoor(n_backdoors=n_backdoors, backdoors=large, **constrained)
+    attacked = after_rounds(attack, pmr=0.67)
     assert attacked["BA"] > benign["BA"] + 0.5
     for number, ba in attacked["BA_by_backdoor"].items():
         assert ba > benign["BA_by_backdoor"][number] + 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +16,6 @@ from torch import Tensor
 from untargeted import (
     NOT_ABOVE_0,
     Make,
-    accuracy_after,
     assert_refused,
     dtypes,
     exchange,
@@ -24,6 +24,7 @@ from untargeted import (
 )
 
 from fedbench.attack import ATTACKS
+from fedbench.results import Record
 
 SignFlip: Any = ATTACKS.get("sign_flip")
 vectors = hnp.arrays(
@@ -92,11 +93,13 @@ def test_every_client_malicious(federation: Make) -> None:
     assert torch.equal(attacked.sent, -2 * attacked.own)
 
 
-def test_the_accuracy_falls_where_the_mean_is_turned_around(federation: Make) -> None:
+def test_the_accuracy_falls_where_the_mean_is_turned_around(
+    after_rounds: Callable[..., Record],
+) -> None:
     """M = 2 of N = 6: above a scale of (N - M) / M = 2 the model unlearns."""
-    learning = accuracy_after(federation, ATTACKS.build({"name": "none"}))
-    held_back = accuracy_after(federation, SignFlip(scale=1.0))
-    unlearning = accuracy_after(federation, SignFlip(scale=5.0))
+    learning = after_rounds(ATTACKS.build({"name": "none"}))["MA"]
+    held_back = after_rounds(SignFlip(scale=1.0))["MA"]
+    unlearning = after_rounds(SignFlip(scale=5.0))["MA"]
     assert learning > 0.55
     assert unlearning < 0.2
     assert unlearning < held_back < learning

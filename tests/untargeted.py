@@ -109,19 +109,6 @@ def _round(made: Federation, index: int) -> tuple[Tensor, Record]:
     return end.defense_state, record
 
 
-def accuracy_after(
-    make: Make, attack: Attack, defense: Defense | None = None, **settings: Any
-) -> float:
-    """MA after four benign rounds and four under the attack."""
-    made = make(defense or Spy(), attack, lr=0.05, pretrain_rounds=4, **settings)
-    state = made.initial()
-    while state.next_round < 0:
-        state = made.pretrain(state)
-    for _ in range(4):
-        state, record = made.round(state)
-    return float(record["MA"])
-
-
 def assert_refused(name: str, setting: str, value: Any) -> None:
     """With the value: by the class, and in one line where it comes from a file or a command."""
     with pytest.raises(ValueError, match=rf"^{setting} must be .*, got ") as refused:
