@@ -174,14 +174,15 @@ def test_training_draws_the_base_measure_to_the_clean_one(federation: Make) -> N
     anchor, honest, rows = round_of(ATTACKS.build({"name": "none"}))
     clean = honest[rows].double()
     gaps, measures = [], []
-    for alpha in (1.0, 0.5):
+    for alpha in (1.0, 0.5, 0.1):
         _, updates, _ = round_of(Adaptive(alpha=alpha, **own))
         gaps.append((updates[rows].double() - clean).mean(dim=1).abs())
         both = torch.cat([updates[rows].double(), clean])
         sent, target = torch.tensor(base_measures(both, anchor.double(), 5.0)).view(2, -1)
         measures.append((sent - target).abs())
-    assert (gaps[1] < 0.2 * gaps[0]).all(), gaps
-    assert (measures[1] < 0.2 * measures[0]).all(), measures
+    for far, nearer, nearest in (gaps, measures):
+        assert (nearer < 0.5 * far).all(), far
+        assert (nearest < 0.5 * nearer).all(), nearer
 
 
 def test_the_clean_update_is_what_the_client_would_send_honestly(federation: Make) -> None:
