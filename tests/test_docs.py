@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import fedbench
+from fedbench.preview import plan_of
 
 ROOT = Path(fedbench.__file__).parent.parent
 SMALL = ("n_clients=4", "rounds=1", "pretrain_rounds=1", "local_epochs=1", "tracker=none")
@@ -142,6 +144,32 @@ def test_the_documented_attack_keeps_the_contract(clone: Path) -> None:
     done = run(f"-m pytest -q {tests} -k noisy_patch -p no:cacheprovider", clone)
     assert done.returncode == 0, done.stdout
     assert re.search(r"\d\d passed", done.stdout)
+
+
+def settings_of(command: str) -> list[list[str]]:
+    """The overrides of a run, or of a sweep with each of its values once."""
+    words = [word for word in shlex.split(command, comments=True)[2:] if "=" in word]
+    parsed = OverridesParser.create().parse_overrides(words)
+    values = [
+        [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
+        if override.is_sweep_override()
+        else [str(override.input_line)]
+        for override in parsed
+    ]
+    first = [choices[0] for choices in values]
+    others = [(i, choice) for i, choices in enumerate(values) for choice in choices[1:]]
+    return [first, *([*first[:i], choice, *first[i + 1 :]] for i, choice in others)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_settings_that_a_page_names_exist(page: Path) -> None:
+    """The made-up plugins of the pages on adding one are tried above."""
+    made_up = ("short_only", "first_only", "noisy_patch", "stripe")
+    for command in commands(page):
+        if "fedbench.report" in command or any(name in command for name in made_up):
+            continue
+        for overrides in settings_of(command):
+            plan_of(overrides)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
