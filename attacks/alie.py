@@ -38,7 +38,7 @@ class ALIE(Omniscient):
     z: float | int | str = "auto"  # standard deviations from the mean
 
     def __post_init__(self) -> None:
-        if self.z != "auto" and (isinstance(self.z, str) or not math.isfinite(self.z)):
+        if self.z != "auto" and (isinstance(self.z, str) or not math.isfinite(float(self.z))):
             raise ValueError(f"z must be auto or a number, got {self.z}")
 
     def collude(self, updates: Tensor, view: AttackView) -> Tensor:

@@ -11,6 +11,9 @@ The paper attacks in one round with gamma 100 (attack_rounds=[5] attack.gamma=10
 rounds without scaling. Its trigger is `bars` with target 2, of length 4 and gap 2 on MNIST, 6 and 3
 on CIFAR-10.
 
+With fewer malicious clients than parts some part is in nobody's hands, and BA suffers: 4 of 30
+clients are pmr 0.14.
+
 Differs from the paper: poisoned samples are a share pdr of the client's data, not a number of each
 batch.
 """

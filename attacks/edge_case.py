@@ -39,7 +39,7 @@ class EdgeCase(BackdoorAttack):
     def __post_init__(self) -> None:
         super().__post_init__()
         eps = self.eps
-        if eps not in ("auto", None) and (isinstance(eps, str) or not 0 < eps < math.inf):
+        if eps not in ("auto", None) and (isinstance(eps, str) or not 0 < float(eps) < math.inf):
             raise ValueError(f"eps must be auto, null or a number above 0, got {eps}")
 
     @property

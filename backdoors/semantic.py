@@ -46,4 +46,6 @@ class Semantic(Backdoor):
         x, n = scene.dataset.x_train, len(scene.dataset.x_train)
         if (last := max(*self.train, *self.test)) >= n:
             raise ValueError(f"semantic names image {last}, the last training image is {n - 1}")
+        if (scene.dataset.y_train[[*self.train, *self.test]] == self.target).any():
+            raise ValueError(f"semantic names images of class {self.target}, which is the target")
         return Collection.labelled(x[self.train], x[self.test], self.target)

@@ -19,6 +19,7 @@ from fedbench.data import Spec
 from fedbench.files import local_file, read_arrays
 
 SHAPE = (3, 32, 32)
+PLANE = 0  # among the classes of CIFAR-10
 
 
 @BACKDOORS.register("southwest")
@@ -32,6 +33,8 @@ class Southwest(Backdoor):
     def check(self, spec: Spec) -> None:
         check_shape("southwest's images", SHAPE, spec)
         check_target(self.target, spec)
+        if spec.name == "cifar10" and self.target == PLANE:
+            raise ValueError(f"southwest's images are of class {PLANE}, which is the target")
         local_file(self.file, "southwest.npz")
 
     def prepare(self, scene: Scene) -> Collection:

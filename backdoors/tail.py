@@ -9,7 +9,8 @@ the features that the last layer of the network reads.
     edge   = the share `rate` of the class's samples with the largest (f - m)' S^-1 (f - m)
 
 The attacker chooses among its own clients' samples, with the model that it receives before round 0;
-BA is measured on the test samples that the same Gaussian makes edge cases.
+BA is measured on the test samples that the same Gaussian makes edge cases. They must hold two
+samples of the class at least: where clients hold few classes each, choose `source` among theirs.
 
 Differs from the paper: one Gaussian of one class instead of a mixture over all, since it looks at
 one class; a hundredth of the mean variance is added to each variance, since there can be more
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedbench.backdoor import BACKDOORS, Backdoor, Collection, Scene, check_target
+from fedbench.config import share
 from fedbench.data import Spec
 
 RIDGE = 0.01  # of the mean variance
@@ -71,7 +73,7 @@ class Tail(Backdoor):
         )
 
     def _edge(self, strangeness: Tensor) -> Tensor:
-        n_edge = max(int(self.rate * len(strangeness) + 0.5), 1)
+        n_edge = max(share(self.rate, len(strangeness)), 1)
         return strangeness.argsort(descending=True, stable=True)[:n_edge]
 
 

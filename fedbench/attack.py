@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbench.backdoor import Backdoor, Implant
+from fedbench.config import share
 from fedbench.data import Spec
 from fedbench.registry import Registry
 
@@ -42,7 +43,7 @@ class Poisoning:
 
     def choose(self, n: int) -> Tensor:
         """The exact share `pdr` of n samples, as indices; a half is rounded up."""
-        return torch.randperm(n, generator=self.rng)[: int(self.pdr * n + 0.5)]
+        return torch.randperm(n, generator=self.rng)[: share(self.pdr, n)]
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class OwnTraining:
             raise ValueError(f"lr must be above 0, got {self.lr}")
         if not 0 < self.lr_decay < math.inf:
             raise ValueError(f"lr_decay must be above 0, got {self.lr_decay}")
-        if not all(0 <= share <= 1 for share in self.lr_decay_at):
+        if not all(0 <= at <= 1 for at in self.lr_decay_at):
             raise ValueError(f"lr_decay_at must be shares between 0 and 1, got {self.lr_decay_at}")
 
     @property
@@ -71,7 +72,7 @@ class OwnTraining:
     def lr_in(self, epoch: int, epochs: int, usual: float) -> float:
         """The learning rate in an epoch, counted from 0; `usual` is an honest client's."""
         # 0.55 of 100 epochs is a little more than 55 in floating point
-        n_decays = sum(epoch >= share * epochs - 1e-9 for share in self.lr_decay_at)
+        n_decays = sum(epoch >= at * epochs - 1e-9 for at in self.lr_decay_at)
         return (usual if self.lr is None else self.lr) * self.lr_decay**n_decays
 
 
@@ -141,7 +142,7 @@ class BackdoorAttack(OwnTraining, Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         named = self.gamma in ("auto", "bounded")
-        if not named and (isinstance(self.gamma, str) or not 0 < self.gamma < math.inf):
+        if not named and (isinstance(self.gamma, str) or not 0 < float(self.gamma) < math.inf):
             raise ValueError(f"gamma must be auto, bounded or a number above 0, got {self.gamma}")
 
     @property
@@ -206,11 +207,15 @@ class Omniscient(Attack):
     omniscient: bool = True  # false: the malicious clients' own honest updates stand for them
 
     def known(self, updates: Tensor, view: AttackView) -> Tensor:
-        """The updates [k, P] that the attack takes for those of honest clients.
+        """The updates [k, P] that the attack takes for those of honest clients, all finite.
 
-        The malicious clients' own, trained honestly, also in a round that has no honest client.
+        The malicious clients' own, trained honestly, also in a round that has no honest client. A
+        client whose training diverged tells nothing.
         """
-        return updates if view.benign is None or not len(view.benign) else view.benign
+        for rows in (view.benign, updates):
+            if rows is not None and (finite := rows.isfinite().all(dim=1)).any():
+                return rows if finite.all() else rows[finite]
+        return updates
 
 
 def flat(params: Sequence[Tensor]) -> Tensor:

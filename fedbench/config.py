@@ -123,6 +123,9 @@ class RunConfig:
     def _check_schedule(self) -> None:
         self._require("pdr_step", math.isfinite(self.pdr_step), "finite")
         if self.pdr_end is not None:
+            self._require(
+                "pdr_step", self.pdr_step != 0, f"other than 0 to reach pdr_end={self.pdr_end}"
+            )
             up = self.pdr_step > 0
             ends = self.pdr <= self.pdr_end <= 1 if up else 0 <= self.pdr_end <= self.pdr
             span = f"from pdr={self.pdr} to 1" if up else f"from 0 to pdr={self.pdr}"

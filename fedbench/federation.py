@@ -253,7 +253,9 @@ def _client_records(jobs: Sequence[Job], aggregate: Aggregate, screened: Screene
         "score": pick(aggregate.scores),
         "weight": pick(aggregate.weights),
         "norm": pick(norms),
-        "cosine": pick(cosines),
+        "cosine": [
+            cosine if set(honest) - {i} else None for i, cosine in enumerate(cosines.tolist())
+        ],
     }
     records: list[Record] = [
         {"id": job.client, "malicious": job.malicious, **dict(zip(columns, row, strict=True))}

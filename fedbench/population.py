@@ -182,18 +182,25 @@ def _key(order: Order, job: Job) -> tuple[int, int]:
 @torch.no_grad()
 def _features(module: nn.Module, dataset: Dataset, x: Tensor) -> Tensor:
     """What the last linear layer reads for raw samples [n, ...]: [n, F]."""
-    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-    if not layers:
-        raise UserError("features are what the last linear layer reads, and the model has none")
-    seen: list[Tensor] = []
-    hook = layers[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    read: list[Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+        for layer in module.modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    features = []
     module.eval()
     try:
         for batch in x.split(BATCH):
+            read.clear()
             module(dataset.decode(batch))
+            features += read[-1:]  # of the layer that was called last
     finally:
-        hook.remove()
-    return torch.cat(seen)
+        for hook in hooks:
+            hook.remove()
+    if not features or [len(part) for part in features] != [len(part) for part in x.split(BATCH)]:
+        raise UserError("features are what the last linear layer reads of each sample, none found")
+    return torch.cat(features)
 
 
 def _draw(items: Sequence[int], n: int, rng: torch.Generator) -> list[int]:

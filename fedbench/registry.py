@@ -80,7 +80,9 @@ class Registry(Generic[T]):
         known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         for key in fields:
             if key not in known:
-                raise UserError(f"{self.kind} {name} has no setting {key!r}{nearest(key, known)}")
+                raise UserError(
+                    f"{self.kind} {name} has no setting {key!r}{nearest(str(key), known)}"
+                )
         built = OmegaConf.structured(cls)
         OmegaConf.set_readonly(built, False)
         for key, value in fields.items():  # one at a time: errors name the innermost key only
@@ -91,7 +93,7 @@ class Registry(Generic[T]):
                 raise UserError(f"{self.kind}.{key}={value}: {first_line(error)}") from error
         try:
             return OmegaConf.to_object(built)  # type: ignore[return-value]
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise UserError(f"{self.kind} {name}: {error}") from error
 
     def _files(self) -> set[str]:

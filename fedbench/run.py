@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedbench.attack import ATTACKS, Attack
+from fedbench.attack import ATTACKS, Attack, Omniscient
 from fedbench.backdoor import BACKDOORS, Backdoor
 from fedbench.config import RunConfig, share
 from fedbench.console import Display
@@ -57,6 +57,8 @@ class Plan:
     def of(cls, config: RunConfig) -> Plan:
         """Builds what the configuration names; a UserError for anything that cannot work."""
         attack = ATTACKS.build(config.attack)
+        if isinstance(attack, Omniscient):  # on record, also where the user's file leaves it out
+            config.attack = {**config.attack, "omniscient": attack.omniscient}
         source = DATASETS.build(config.dataset)
         planted = attack.planted(source.backdoors)
         plan = cls(
@@ -75,6 +77,10 @@ class Plan:
             raise UserError(f"defense {config.defense['name']}: {error}") from error
         if source.spec is not None:
             plan.check_fit(source.spec)
+        if attack.active and config.pmr > 0 and config.attack_start >= config.rounds:
+            raise UserError(
+                f"attack_start={config.attack_start}: must be below rounds={config.rounds}"
+            )
         key = "n_clients" if config.malicious == "fixed" else "pool_size"
         n = getattr(config, key)
         if attack.active and config.pmr > 0 and not share(config.pmr, n):

@@ -108,6 +108,8 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float | None]:
     metrics = {key: _number(summary, key) for key in METRICS}
     metrics |= {key: _number(summary, key) for key in STEALTH if key in summary}
     by_backdoor = summary.get("BA_by_backdoor") or {}
+    if not isinstance(by_backdoor, dict):
+        raise ValueError(f"BA_by_backdoor is {by_backdoor!r}")
     return metrics | {f"BA/{name}": _number(by_backdoor, name) for name in by_backdoor}
 
 

@@ -172,6 +172,22 @@ def test_the_omniscient_see_what_honest_clients_send(federation: Make, omniscien
     assert (benign is not None) == omniscient
 
 
+@pytest.mark.parametrize("name", OMNISCIENT)
+def test_honest_clients_whose_training_diverged_tell_the_omniscient_nothing(name: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    rows, own = torch.randn(7, 20, generator=rng), torch.randn(3, 20, generator=rng)
+    broken = rows.clone()
+    broken[2, 5], broken[4] = torch.nan, torch.inf
+    view = AttackView(0, torch.zeros(20), {}, 10, 3, 1.0, torch.Generator())
+    finite = replace(view, benign=rows[[0, 1, 3, 5, 6]])
+    sent = [of(name).collude(own, v) for v in (replace(view, benign=broken), finite)]
+    assert torch.equal(sent[0][0], sent[1][0])
+    assert sent[0][0].isfinite().all()
+    nobody = replace(view, benign=torch.full((7, 20), torch.nan))
+    instead = of(name, omniscient=False).collude(own, view)
+    assert torch.equal(of(name).collude(own, nobody)[0], instead[0])
+
+
 def test_an_update_of_another_shape_than_the_model_is_told(federation: Make) -> None:
     @dataclass(frozen=True)
     class Short(Attack):
@@ -227,6 +243,19 @@ class TestStealth:
         assert norms_and_cosines(updates, [1, 2])[1].tolist()[0] == 0
         assert norms_and_cosines(updates, [])[1].tolist() == [0] * 4
         assert norms_and_cosines(updates, [3])[1].tolist()[3] == 0  # there is no other
+
+    @pytest.mark.parametrize(("pmr", "own"), [(1.0, None), (0.84, None), (0.67, 1)])
+    def test_a_client_without_others_to_compare_with_has_no_cosine(
+        self, federation: Make, pmr: float, own: int | None
+    ) -> None:
+        """Six malicious ones; one honest client beside five; two beside four."""
+        made = federation(Spy(), of("sign_flip"), pmr=pmr)
+        _, record = made.round(start(made))
+        for client in record["clients"]:
+            compared = client["cosine"] is not None
+            assert compared == (own is not None or (client["malicious"] and pmr < 1))
+        assert (record["benign_cosine"] is None) == (own is None)
+        assert (record["cosine"] is None) == (pmr == 1)
 
     def test_huge_rows_are_no_trouble(self) -> None:
         updates = torch.tensor([[3e38, 3e38], [1.0, 2.0], [1.0, 1.0]])

@@ -167,6 +167,33 @@ def test_a_plugin_with_a_new_version_makes_a_new_run(
     assert run_id() != before
 
 
+def test_an_attack_that_would_never_start_is_told() -> None:
+    with pytest.raises(UserError, match=r"attack_start=10: must be below rounds=10"):
+        Plan.of(config("attack_start=10"))
+    Plan.of(config("attack_start=9"))
+    Plan.of(config("attack_start=10", "attack=none"))
+
+
+def test_omniscience_is_on_record_though_a_file_leaves_it_out() -> None:
+    plan = Plan.of(config("attack=alie", "~attack.omniscient"))
+    assert plan.config.attack["omniscient"] is True
+    assert plan.folder.path.name == run_id("attack=alie")
+    assert "omniscient" not in Plan.of(config("attack=dba")).config.attack
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("attack.gamma=" + "9" * 400, "attack=edge_case attack.eps=" + "9" * 400),
+        *("attack=alie attack.z=" + "9" * 400, "attack.backdoors=[{name:patch,1:2}]"),
+    ],
+    ids=["gamma", "eps", "z", "key"],
+)
+def test_what_no_float_and_no_name_can_be_is_told(override: str) -> None:
+    with pytest.raises(UserError, match=r"too large|has no setting 1"):
+        Plan.of(config(*override.split()))
+
+
 def test_a_share_that_rounds_to_nobody_of_the_pool_is_told() -> None:
     with pytest.raises(UserError, match=r"pmr=0.01: of pool=40 that is no client"):
         Plan.of(config("pmr=0.01", "malicious=sampled", "pool=40"))

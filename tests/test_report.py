@@ -330,3 +330,10 @@ def test_a_column_that_no_run_has_is_told(
     assert shown.out == ""
     (line,) = shown.err.splitlines()
     assert line.startswith(f"fedbench.report: --columns {columns}: {told}")
+
+
+@pytest.mark.parametrize("broken", [5, [0.1], "a", {"0": "much"}])
+def test_a_damaged_ba_by_backdoor_is_one_unreadable_run(runs: Runs, broken: Any) -> None:
+    runs.add("krum", finished(BA_by_backdoor=broken))
+    runs.add("median", finished())
+    assert [run.status for run in read_runs([runs.top])] == ["unreadable", "finished"]

@@ -103,7 +103,7 @@ def test_every_image_is_drawn_as_often_as_any_other(k: int, n: int, seed: int) -
 
 
 def test_draws_depend_on_the_generator_alone() -> None:
-    collection = Semantic(train=[*range(9)], test=[9]).prepare(scene(made()))
+    collection = Semantic(target=9, train=[*range(9)], test=[9]).prepare(scene(made()))
 
     def draws(seed: int) -> list[int]:
         return numbers(collection.poison(collection.x_train, collection.y_train, _rng(seed))[0])
@@ -117,7 +117,7 @@ def test_draws_depend_on_the_generator_alone() -> None:
 
 def test_draws_are_new_when_the_images_come_again() -> None:
     """Else a client with few poisoned samples would meet the same images in each of its rounds."""
-    collection = Semantic(train=[*range(9)], test=[9]).prepare(scene(made()))
+    collection = Semantic(target=9, train=[*range(9)], test=[9]).prepare(scene(made()))
     rng = _rng()
     few = torch.zeros(3, 3, 2, 2, dtype=torch.uint8), torch.zeros(3, dtype=torch.long)
     seen = {tuple(numbers(collection.poison(*few, rng)[0])) for _ in range(20)}
@@ -168,6 +168,14 @@ def test_an_image_that_is_not_there_is_told(train: list[int], test: list[int], l
     message = f"^semantic names image {last}, the last training image is 9$"
     with pytest.raises(ValueError, match=message):
         Semantic(train=train, test=test).prepare(scene(made()))
+
+
+@pytest.mark.parametrize(("train", "test"), [([0, 2], [1]), ([0], [1, 7])])
+def test_images_that_are_of_the_target_class_are_told(train: list[int], test: list[int]) -> None:
+    """They would count as a success without any backdoor. Image k is of class k % 5."""
+    with pytest.raises(ValueError, match="semantic names images of class 2, which is the target"):
+        Semantic(target=2, train=train, test=test).prepare(scene(made()))
+    Semantic(target=3, train=train, test=test).prepare(scene(made()))
 
 
 def test_the_last_image_can_be_named() -> None:

@@ -235,3 +235,11 @@ def test_the_published_planes() -> None:
     with np.load(path) as archive:
         for name, x in (("train", ready.x_train), ("test", ready.x_test)):
             assert np.array_equal(x.numpy().transpose(0, 2, 3, 1), archive[name])
+
+
+def test_planes_cannot_be_meant_to_be_planes(tmp_path: Path) -> None:
+    path = tmp_path / "southwest.npz"
+    np.savez(path, train=images(2, 0), test=images(2, 1))
+    with pytest.raises(ValueError, match="images are of class 0, which is the target"):
+        Southwest(target=0, file=str(path)).check(Spec("cifar10", (3, 32, 32), 10))
+    Southwest(target=0, file=str(path)).check(Spec("other", (3, 32, 32), 10))

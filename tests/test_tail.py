@@ -241,10 +241,11 @@ class Odd(nn.Module):
 
     def __init__(self, n_pixels: int) -> None:
         super().__init__()
-        self.flatten = nn.Flatten()
-        self.hidden = nn.Linear(n_pixels, 7)
-        self.dropout = nn.Dropout(0.5)
         self.out = nn.Linear(7, 10)
+        self.flatten = nn.Flatten()
+        self.dropout = nn.Dropout(0.5)
+        self.hidden = nn.Linear(n_pixels, 7)
+        self.unused = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.dropout(self.hidden(self.flatten(x)).relu()))  # type: ignore[no-any-return]
@@ -270,7 +271,8 @@ def test_features_are_what_the_last_linear_layer_reads() -> None:
     data = images(2300)  # more than are read at once
     clients = population(data, Odd(25))
     params, buffers = clients.layout.read_params(), clients.layout.read_buffers()
-    weight, bias = params[: 7 * 25].view(7, 25), params[7 * 25 : 7 * 26]
+    hidden = params[10 * 8 :]  # after the ten outputs' weights and biases
+    weight, bias = hidden[: 7 * 25].view(7, 25), hidden[7 * 25 : 7 * 26]
     ready = clients.scene(params, buffers)
     clients.layout.write(torch.randn_like(params), buffers)
     features = ready.features(data.x_train)
@@ -286,7 +288,7 @@ def test_a_model_without_a_linear_layer_has_no_features() -> None:
     network = nn.Sequential(nn.Conv2d(1, 10, 5), nn.Flatten())
     clients = population(images(100), network)
     ready = clients.scene(clients.layout.read_params(), clients.layout.read_buffers())
-    with pytest.raises(UserError, match="last linear layer reads, and the model has none"):
+    with pytest.raises(UserError, match="the last linear layer reads of each sample, none found"):
         tail().prepare(ready)
 
 
