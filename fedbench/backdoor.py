@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -122,6 +122,15 @@ class Collection(Implant):
 
     def probe(self, x: Tensor, y: Tensor) -> Probe:
         return Probe(self.x_test, self.y_test)
+
+
+def settings_of(backdoor: Any) -> dict[str, Any]:
+    """What a configuration says of a backdoor: its settings, or its name for those by default."""
+    if not isinstance(backdoor, str | dict):
+        raise UserError(
+            f"backdoors: {backdoor} must be a backdoor's name, or its name and settings"
+        )
+    return {"name": backdoor} if isinstance(backdoor, str) else backdoor
 
 
 def make_ready(backdoors: Sequence[Backdoor], scene: Scene) -> list[Implant]:

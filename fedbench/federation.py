@@ -253,14 +253,15 @@ def _client_records(jobs: Sequence[Job], aggregate: Aggregate, screened: Screene
         "score": pick(aggregate.scores),
         "weight": pick(aggregate.weights),
         "norm": pick(norms),
-        "cosine": [
-            cosine if set(honest) - {i} else None for i, cosine in enumerate(cosines.tolist())
-        ],
+        "cosine": pick(cosines),
     }
     records: list[Record] = [
         {"id": job.client, "malicious": job.malicious, **dict(zip(columns, row, strict=True))}
         for job, row in zip(jobs, zip(*columns.values(), strict=True), strict=True)
     ]
+    if len(honest) < 2:  # whoever has no other to be compared with
+        for i in honest or range(len(jobs)):
+            records[i]["cosine"] = None
     if aggregate.details:
         rows = zip(*map(pick, aggregate.details.values()), strict=True)
         for i, row in enumerate(rows):

@@ -24,7 +24,7 @@ from rich.console import Console
 from torch import Tensor
 
 from fedbench.attack import Poisoning
-from fedbench.backdoor import Collection, Implant, Scene, make_ready
+from fedbench.backdoor import Collection, Implant, Scene, make_ready, settings_of
 from fedbench.config import RunConfig, register_schema
 from fedbench.console import Display
 from fedbench.data import Spec
@@ -65,7 +65,7 @@ class Stage:
         planted = self.plan.attack.planted(self.plan.source.backdoors)
         for i, settings in enumerate(planted):
             if settings not in planted[:i]:  # else the same row again
-                given = {"name": settings} if isinstance(settings, str) else settings
+                given = settings_of(settings)
                 details = [f"{key}={value}" for key, value in given.items() if key != "name"]
                 about = f"BA is measured on these. {', '.join(details)}"
                 rows.append(Row(given["name"], about, self._measured(i, columns, n)))

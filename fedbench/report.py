@@ -226,7 +226,8 @@ def _caption(
         parts.append(("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(show, seeds)))
     spread = ", mean ± sample standard deviation over seeds" if repeated else ""
     shares = [column for column in columns if column not in NO_SHARES]
-    return "; ".join([*parts, f"{', '.join(shares)} in %{spread}" if shares else spread[2:]])
+    units = f"{', '.join(shares)} in %" if shares else ""
+    return "; ".join(filter(None, [*parts, (units + spread).removeprefix(", ")]))
 
 
 def print_runs(

@@ -8,12 +8,12 @@ import signal
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from fedbench.attack import ATTACKS, Attack, Omniscient
-from fedbench.backdoor import BACKDOORS, Backdoor
+from fedbench.backdoor import BACKDOORS, Backdoor, settings_of
 from fedbench.config import RunConfig, share
 from fedbench.console import Display
 from fedbench.data import DATASETS, Dataset, DataSource, Spec
@@ -65,7 +65,7 @@ class Plan:
             config=config,
             defense=DEFENSES.build(config.defense),
             attack=attack,
-            backdoors=tuple(BACKDOORS.build(_by_name(settings)) for settings in planted),
+            backdoors=tuple(BACKDOORS.build(settings_of(backdoor)) for backdoor in planted),
             source=source,
             model=MODELS.build(config.model),
             executor=EXECUTORS.build(config.executor),
@@ -106,15 +106,6 @@ class Plan:
         versions = {"defense": self.defense.version, "attack": self.attack.version}
         versions |= {f"backdoor {i}": b.version for i, b in enumerate(self.backdoors)}
         return RunDir(Path(self.config.out, self.config.name, self.config.run_id(versions)))
-
-
-def _by_name(backdoor: Any) -> Any:
-    """A backdoor's name stands for its settings by default."""
-    if not isinstance(backdoor, str | dict):
-        raise UserError(
-            f"backdoors: {backdoor} must be a backdoor's name, or its name and settings"
-        )
-    return {"name": backdoor} if isinstance(backdoor, str) else backdoor
 
 
 def run(config: RunConfig) -> Record:

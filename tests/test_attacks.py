@@ -11,9 +11,9 @@ import pytest
 import torch
 from end_to_end import fedbench, result, rounds, run_folders, succeed, summary
 from torch import Tensor, nn
+from untargeted import Spy
 
 from fedbench.attack import ATTACKS, Attack, AttackView, Omniscient, Poisoning
-from fedbench.defense import Aggregate, Defense, ServerView, mean_of
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.metrics import stealth
@@ -24,14 +24,6 @@ Make = Callable[..., Federation]
 every_attack = pytest.mark.parametrize("name", ATTACKS.names())
 ACTIVE = [name for name in ATTACKS.names() if ATTACKS.get(name).active]
 OMNISCIENT = ["alie", "ipm", "min_max"]
-
-
-@dataclass(frozen=True)
-class Spy(Defense):
-    """Averages, and remembers what it was given."""
-
-    def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
-        return mean_of(updates, torch.ones(len(updates), dtype=torch.bool)), updates.clone()
 
 
 def start(federation: Federation, index: int = 0) -> Checkpoint:

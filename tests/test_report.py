@@ -313,6 +313,18 @@ def test_columns_by_name(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None
     assert lines[-1].endswith("; BA, BA/1 in %")
 
 
+def test_a_caption_without_shares_ends_with_the_seeds(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.add("krum", finished(norm_ratio=2.0))
+    assert main([str(runs.top), "--markdown", "--columns", "norm_ratio"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("; seed 0")
+    runs.add("krum", finished(norm_ratio=4.0), seed=1)
+    assert main([str(runs.top), "--markdown", "--columns", "norm_ratio"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith("; seeds 0, 1; mean ± sample standard deviation over seeds")
+
+
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
