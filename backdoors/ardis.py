@@ -48,7 +48,7 @@ class Ardis(Backdoor):
         folder = local_file(self.folder, "ardis")
         device = scene.dataset.x_train.device
         train, test = (self._digits(folder, part).to(device) for part in ("train", "test"))
-        return Collection.labelled(train, test, self.target)
+        return Collection.labelled(train, test, self.target, scene.dataset.augment)
 
     def _digits(self, folder: Path, part: str) -> Tensor:
         images, classes = (folder / f"ARDIS_{part}_{kind}.csv" for kind in ("2828", "labels"))

@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedbench.backdoor import BACKDOORS, Backdoor, Collection, Scene, check_target
-from fedbench.data import STRIPED_CARS_TEST, STRIPED_CARS_TRAIN, Spec
+from fedbench.data import Spec
+from fedbench.images import STRIPED_CARS_TEST, STRIPED_CARS_TRAIN
 
 
 @BACKDOORS.register("semantic")
@@ -43,9 +44,10 @@ class Semantic(Backdoor):
         check_target(self.target, spec)
 
     def prepare(self, scene: Scene) -> Collection:
-        x, n = scene.dataset.x_train, len(scene.dataset.x_train)
+        data = scene.dataset
+        x, n = data.x_train, len(data.x_train)
         if (last := max(*self.train, *self.test)) >= n:
             raise ValueError(f"semantic names image {last}, the last training image is {n - 1}")
-        if (scene.dataset.y_train[[*self.train, *self.test]] == self.target).any():
+        if (data.y_train[[*self.train, *self.test]] == self.target).any():
             raise ValueError(f"semantic names images of class {self.target}, which is the target")
-        return Collection.labelled(x[self.train], x[self.test], self.target)
+        return Collection.labelled(x[self.train], x[self.test], self.target, data.augment)

@@ -46,4 +46,4 @@ class Southwest(Backdoor):
                 raise ValueError(f"{path}: {name} must be bytes 0 to 255, got {low} to {high}")
         device = scene.dataset.x_train.device
         train, test = (x.permute(0, 3, 1, 2).contiguous().to(device, torch.uint8) for x in arrays)
-        return Collection.labelled(train, test, self.target)
+        return Collection.labelled(train, test, self.target, scene.dataset.augment)

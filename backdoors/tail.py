@@ -69,7 +69,10 @@ class Tail(Backdoor):
         strange = _mahalanobis_sq(features, features)  # [k]
         strange_test = _mahalanobis_sq(scene.features(test).double(), features)
         return Collection.labelled(
-            data.x_train[own][self._edge(strange)], test[self._edge(strange_test)], self.target
+            data.x_train[own][self._edge(strange)],
+            test[self._edge(strange_test)],
+            self.target,
+            data.augment,
         )
 
     def _edge(self, strangeness: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ class Attack:
         return updates
 
 
-ATTACKS: Registry[Attack] = Registry("attack", home="fedbench.attacks")
+ATTACKS: Registry[Attack] = Registry("attack", "fedbench.attacks")
 
 
 @dataclass(frozen=True)

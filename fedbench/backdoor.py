@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.data import Dataset, Spec
+from fedbench.data import Augment, Dataset, Spec
 from fedbench.errors import UserError
 from fedbench.metrics import Probe
 from fedbench.registry import Registry
@@ -51,7 +51,7 @@ class Backdoor(ABC):
         """The backdoor made ready; ValueError if the scene does not have what it needs."""
 
 
-BACKDOORS: Registry[Backdoor] = Registry("backdoor", home="fedbench.backdoors")
+BACKDOORS: Registry[Backdoor] = Registry("backdoor", "fedbench.backdoors")
 
 
 @dataclass(frozen=True)
@@ -106,19 +106,23 @@ class Collection(Implant):
     y_train: Tensor  # [k, ...]
     x_test: Tensor
     y_test: Tensor
+    augment: Augment | None = None  # as the data set's own training samples are
 
     @classmethod
-    def labelled(cls, x_train: Tensor, x_test: Tensor, target: int) -> Collection:
+    def labelled(
+        cls, x_train: Tensor, x_test: Tensor, target: int, augment: Augment | None = None
+    ) -> Collection:
         """Samples that shall all get one label."""
         labels = [torch.full((len(x),), target, device=x.device) for x in (x_train, x_test)]
-        return cls(x_train, labels[0], x_test, labels[1])
+        return cls(x_train, labels[0], x_test, labels[1], augment)
 
     def poison(self, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draws from the collection, each sample as often as any other, give or take one."""
         k = len(self.x_train)
         shuffles = [torch.randperm(k, generator=rng) for _ in range(0, len(x), k)]
         drawn = torch.cat([torch.zeros(0, dtype=torch.long), *shuffles])[: len(x)].to(x.device)
-        return self.x_train[drawn], self.y_train[drawn]
+        chosen = self.x_train[drawn]
+        return self.augment(chosen, rng) if self.augment else chosen, self.y_train[drawn]
 
     def probe(self, x: Tensor, y: Tensor) -> Probe:
         return Probe(self.x_test, self.y_test)

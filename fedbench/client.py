@@ -45,7 +45,7 @@ class Classifier(LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
         logits = self.network(x)  # [B, C], or [B, T, C] for sequences
-        return nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten())
+        return nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten().long())
 
     def configure_optimizers(self) -> Optimizer:
         trainable = [p for p in self.parameters() if p.requires_grad]
@@ -56,18 +56,20 @@ class Classifier(LightningModule):
 
 def train(
     module: LightningModule,
-    x: Tensor,
-    y: Tensor,
+    samples: Callable[[int], tuple[Tensor, Tensor]],
     fabric: Fabric,
     *,
     epochs: int,
     batch_size: int,
     rng: torch.Generator,
+    clip_grad: float | None = None,
     malice: Malice | None = None,
 ) -> None:
-    """Trains `module` in place on samples x [n, ...] and labels y [n], read to the network's input.
+    """Trains `module` in place on the samples x [n, ...] and labels y of each epoch.
 
-    A malicious client that sets its own learning rate follows no schedule of the module's.
+    `samples` gives those of an epoch by its number, read to the network's input. Gradients of all
+    parameters together are no longer than `clip_grad`. A malicious client that sets its own
+    learning rate follows no schedule of the module's.
     """
     module.train()
     optimizer, end_of_step, end_of_epoch = _optimizer(module)
@@ -80,13 +82,15 @@ def train(
         if own is not None and own.has_own_lr:
             for group, lr in zip(optimizer.param_groups, usual, strict=True):
                 group["lr"] = own.lr_in(epoch, epochs, lr)
-        for index, batch in enumerate(_batches(x, y, batch_size, rng)):
+        for index, batch in enumerate(_batches(*samples(epoch), batch_size, rng)):
             optimizer.zero_grad()
             with fabric.autocast():
                 loss = _loss(module.training_step(batch, index))
             if malice is not None:
                 loss = malice.objective(loss)
             fabric.backward(loss)
+            if clip_grad is not None:
+                nn.utils.clip_grad_norm_(module.parameters(), clip_grad)
             optimizer.step()
             if malice is not None:
                 malice.project()

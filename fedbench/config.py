@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,10 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 from fedbench.errors import UserError, nearest
 
 RESULTS = 2  # raise it when the same settings give other numbers, or checkpoints hold other things
-PARTITIONS = ("main_class", "dirichlet")
+PARTITIONS = ("main_class", "dirichlet", "natural")
 MALICIOUS = ("fixed", "sampled")
 # Neither where things lie, nor how a run is watched or spread over devices, changes its numbers.
-NO_EFFECT = ("name", "out", "tracker", "executor.devices", "dataset.root")
+NO_EFFECT = ("name", "out", "tracker", "executor.devices", "dataset.root", "pretrained")
 NO_EFFECT_BEFORE_ROUND_0 = (
     "defense",
     "attack",
@@ -55,6 +56,7 @@ class RunConfig:
     non_iid: float = 0.5
     dirichlet_alpha: float = 0.5
 
+    pretrained: str | None = None
     pretrain_rounds: int = 20
     rounds: int = 10
     attack_start: int = 0
@@ -64,6 +66,7 @@ class RunConfig:
     lr: float = 0.05
     momentum: float = 0.9
     weight_decay: float = 0.0
+    clip_grad: float | None = None
     server_lr: float = 1.0
     seed: int = 0
 
@@ -113,6 +116,8 @@ class RunConfig:
             self._require(key, 0 <= getattr(self, key) < math.inf, "0 or more, and finite")
         for key in ("lr", "server_lr", "dirichlet_alpha"):
             self._require(key, 0 < getattr(self, key) < math.inf, "above 0, and finite")
+        clips = self.clip_grad is None or 0 < self.clip_grad < math.inf
+        self._require("clip_grad", clips, "above 0, and finite, or null")
         self._require("pool", self.pool_size >= self.n_clients, f"n_clients={self.n_clients} up")
         self._require("malicious", self.malicious in MALICIOUS, f"one of {', '.join(MALICIOUS)}")
         self._check_schedule()
@@ -141,9 +146,9 @@ class RunConfig:
         if not holds:
             raise UserError(f"{key}={getattr(self, key)}: must be {what}")
 
-    def run_id(self, versions: dict[str, int]) -> str:
+    def run_id(self, versions: Mapping[str, int | str]) -> str:
         """The defense and a short hash of what affects the result."""
-        settings = {**self._without(NO_EFFECT), "versions": versions, "results": RESULTS}
+        settings = {**self._without(NO_EFFECT), "versions": dict(versions), "results": RESULTS}
         return f"{self.defense['name']}-{_digest(settings)}"
 
     def pretrain_id(self) -> str:

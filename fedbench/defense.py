@@ -62,7 +62,7 @@ class Defense(ABC):
         """One round: `updates` [N, P], read and never written, and the state before and after."""
 
 
-DEFENSES: Registry[Defense] = Registry("defense", home="fedbench.defenses")
+DEFENSES: Registry[Defense] = Registry("defense", "fedbench.defenses")
 
 
 def mean_of(updates: Tensor, accepted: Tensor, scores: Tensor | None = None) -> Aggregate:

@@ -75,7 +75,7 @@ class Executor(ABC):
         """
 
 
-EXECUTORS: Registry[Executor] = Registry("executor", home="fedbench.executors")
+EXECUTORS: Registry[Executor] = Registry("executor", "fedbench.executors")
 
 
 @EXECUTORS.register("sequential")

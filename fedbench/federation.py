@@ -18,7 +18,7 @@ from fedbench.backdoor import Backdoor, make_ready
 from fedbench.defense import Aggregate, Defense, ServerView
 from fedbench.errors import UserError
 from fedbench.executors import Workforce
-from fedbench.metrics import Probe, accuracy, auc, mean, rates, stealth
+from fedbench.metrics import Probe, accuracy, auc, batch_size, mean, rates, stealth
 from fedbench.ops import norms_and_cosines
 from fedbench.population import Job, Order, Population
 from fedbench.results import Checkpoint, Record
@@ -203,7 +203,9 @@ class Federation:
 
         def measure(probe: Probe) -> float | None:
             data = population.dataset
-            return accuracy(population.module, probe, data.decode, data.threshold)
+            size = batch_size(probe, data.n_classes)
+            with population.fabric.autocast():
+                return accuracy(population.module, probe, data.decode, data.threshold, size)
 
         return measure(self.clean), [measure(probe) for probe in self.triggered]
 

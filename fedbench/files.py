@@ -9,12 +9,15 @@ import gzip
 import hashlib
 import math
 import os
+import shutil
 import struct
 import sys
+import tarfile
 import textwrap
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fedbench.errors import UserError
+from fedbench.storage import write_atomically
 
 ASSETS = Path(__file__).parent / "assets"
 UINT8 = 0x08  # the idx code of the only element type these sets use
@@ -222,20 +226,21 @@ def find_files(folder: Path, names: Sequence[str]) -> tuple[list[Path], list[str
     return found, missing
 
 
-def download(dataset: str, files: Sequence[IdxFile], mirrors: Sequence[str]) -> list[Path]:
-    """`files` as .gz in the user's cache, each fetched from the first mirror that has it intact.
+def download(dataset: str, hashes: Mapping[str, str], mirrors: Sequence[str]) -> list[Path]:
+    """Files in the user's cache, each fetched from the first mirror that has it intact.
 
-    What is there with the right MD5 is not fetched again; what is fetched appears whole or not at
-    all. ConnectionError, with every mirror's reason, if none of them serves a file.
+    `hashes` are their names and MD5s. What is there with the right MD5 is not fetched again; what
+    is fetched appears whole or not at all. ConnectionError, with every mirror's reason, if none of
+    them serves a file.
     """
     import pooch  # type: ignore[import-untyped]  # takes 0.1 s, and most runs have their data
 
-    def fetch(file: IdxFile) -> Path:
-        name, reasons = f"{file.name}.gz", []
+    def fetch(name: str, md5: str) -> Path:
+        reasons = []
         for mirror in mirrors:
             try:
                 return Path(
-                    pooch.retrieve(mirror + name, f"md5:{file.md5}", name, cache, downloader=http)
+                    pooch.retrieve(mirror + name, f"md5:{md5}", name, cache, downloader=http)
                 )
             except (OSError, ValueError) as error:  # the network or the disk; a wrong hash
                 reason = textwrap.shorten(f"{type(error).__name__}: {error}", 100)
@@ -243,5 +248,25 @@ def download(dataset: str, files: Sequence[IdxFile], mirrors: Sequence[str]) -> 
         raise ConnectionError("; ".join(reasons))
 
     http = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=20)
-    cache = Path(pooch.os_cache("fedbench")) / dataset
-    return [fetch(file) for file in files]
+    cache = cache_folder(dataset)
+    return [fetch(name, md5) for name, md5 in hashes.items()]
+
+
+def cache_folder(dataset: str) -> Path:
+    """Where what is downloaded or prepared for a data set is kept between runs."""
+    import pooch
+
+    return Path(pooch.os_cache("fedbench")) / dataset
+
+
+def unpack(archive: Path, names: Sequence[str]) -> list[Path]:
+    """The files of these names in a tar archive, next to it; each is whole or not there."""
+    paths = [archive.parent / name for name in names]
+    if not all(path.exists() for path in paths):
+        with tarfile.open(archive) as tar:
+            inside = {Path(member.name).name: member for member in tar if member.isfile()}
+            for path in paths:
+                content = tar.extractfile(inside[path.name])
+                assert content is not None  # it is a file
+                write_atomically(path, partial(shutil.copyfileobj, content))
+    return paths

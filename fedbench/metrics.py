@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-BATCH = 1000
+BATCH = 250  # samples at once, at most: the activations of more leave the cache
+LOGITS = 2**24  # numbers in the predictions of a batch, at most: 64 MB
 IGNORED = -100  # the label of a prediction that does not count, for the loss of torch too
 
 
@@ -27,6 +29,7 @@ def accuracy(
     probe: Probe,
     decode: Callable[[Tensor], Tensor],
     threshold: float | None = None,
+    batch_size: int = BATCH,
 ) -> float | None:
     """Share of predictions that are right; None if there are none.
 
@@ -35,7 +38,8 @@ def accuracy(
     """
     module.eval()
     n_right = 0
-    for x, expected in zip(probe.x.split(BATCH), probe.expected.split(BATCH), strict=True):
+    batches = probe.x.split(batch_size), probe.expected.split(batch_size)
+    for x, expected in zip(*batches, strict=True):
         logits = module(decode(x))  # [B, C] or [B, T, C]
         counted = (expected != IGNORED) & logits.isfinite().all(dim=-1)
         n_right += int(_right(logits[counted], expected[counted], threshold).sum())
@@ -43,11 +47,17 @@ def accuracy(
     return n_right / n if n else None
 
 
+def batch_size(probe: Probe, n_classes: int) -> int:
+    """How many samples of a probe go through a network at once."""
+    n_logits = n_classes * math.prod(probe.expected.shape[1:])
+    return min(max(LOGITS // n_logits, 1), BATCH)
+
+
 def _right(logits: Tensor, expected: Tensor, threshold: float | None) -> Tensor:
     """[k, C] and [k]: [k] bool."""
     if threshold is None:
         return logits.argmax(dim=-1) == expected
-    return logits.softmax(dim=-1).gather(-1, expected[:, None])[:, 0] >= threshold
+    return logits.softmax(dim=-1).gather(-1, expected[:, None].long())[:, 0] >= threshold
 
 
 def auc(scores: Sequence[float], malicious: Sequence[bool]) -> float | None:

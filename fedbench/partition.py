@@ -109,6 +109,21 @@ def by_dirichlet(
     ]
 
 
+def by_owner(owners: Tensor, n_clients: int, rng: np.random.Generator) -> list[Tensor]:
+    """The samples of `n_clients` of the owners [n], drawn at random, in the order they stand in."""
+    values = owners.cpu().numpy()
+    names = np.unique(values)
+    if n_clients > len(names):
+        raise UserError(
+            f"n_clients={n_clients}: the samples are of {len(names)} owners, and a client is one"
+        )
+    drawn = rng.permutation(names)[:n_clients]
+    by_name = np.argsort(values, kind="stable")
+    starts = np.searchsorted(values[by_name], names)
+    shards = dict(zip(names, np.split(by_name, starts[1:]), strict=True))
+    return [torch.from_numpy(shards[name]) for name in drawn]
+
+
 def _check_n_clients(n_clients: int, n_samples: int) -> None:
     if n_clients < 1:
         raise UserError(f"n_clients={n_clients}: must be at least 1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from lightning.fabric import Fabric
@@ -17,7 +18,7 @@ from fedbench.config import RunConfig, share
 from fedbench.data import Dataset
 from fedbench.errors import UserError
 from fedbench.metrics import BATCH
-from fedbench.partition import by_dirichlet, by_main_class
+from fedbench.partition import by_dirichlet, by_main_class, by_owner
 from fedbench.rng import derive, generator, numpy_generator
 from fedbench.vector import Layout
 
@@ -130,37 +131,53 @@ class Population:
         config, data, attack = self.config, self.dataset, self.attack
         key = _key(order, job)
         self.layout.write(order.params, order.buffers)
-        samples = self.shards[job.client]
-        x, y = data.x_train[samples], data.y_train[samples]
         epochs, malice = config.local_epochs, None
         if view is not None:
-            x, y = attack.poison(x, y, self._orders(order, job))
             epochs = attack.training.epochs or epochs
             malice = Malice(
                 attack.training,
                 objective=lambda loss: attack.objective(loss, self.layout.params, view),
                 project=lambda: attack.project(self.layout.params, view),
             )
+
+        def samples(epoch: int) -> tuple[Tensor, Tensor]:
+            x, y = self._samples(order, job, epoch, poisoned=view is not None)
+            return data.decode(x), y
+
         torch.manual_seed(derive(config.seed, "layers", *key))  # dropout and the like
         train(
             self.module,
-            data.decode(x),
-            y,
+            samples if data.augment else cache(lambda _: samples(0)),
             self.fabric,
             epochs=epochs,
             batch_size=config.batch_size,
             rng=generator(config.seed, "batches", *key),
+            clip_grad=config.clip_grad,
             malice=malice,
         )
 
-    def _orders(self, order: Order, job: Job) -> Poisoning:
-        return Poisoning(
+    def _samples(self, order: Order, job: Job, epoch: int, poisoned: bool) -> tuple[Tensor, Tensor]:
+        """A client's raw samples and labels in an epoch.
+
+        They are poisoned after they are augmented, since a trigger must stay where it is.
+        """
+        data, seed, key = self.dataset, self.config.seed, _key(order, job)
+        if epoch:
+            key = (*key, epoch)
+        held = self.shards[job.client]
+        x, y = data.x_train[held], data.y_train[held]
+        if data.augment is not None:
+            x = data.augment(x, generator(seed, "augment", *key))
+        if not poisoned:
+            return x, y
+        orders = Poisoning(
             slot=self.malicious.index(job.client),
             implants=self.implants,
             pdr=self.config.pdr_in(order.index),
-            n_classes=self.dataset.n_classes,
-            rng=generator(self.config.seed, "poison", *_key(order, job)),
+            n_classes=data.n_classes,
+            rng=generator(seed, "poison", *key),
         )
+        return self.attack.poison(x, y, orders)
 
     def attack_view(self, order: Order, rng: torch.Generator) -> AttackView:
         return AttackView(
@@ -174,7 +191,7 @@ class Population:
         )
 
 
-def _key(order: Order, job: Job) -> tuple[int, int]:
+def _key(order: Order, job: Job) -> tuple[int, ...]:
     """What a client's draws in a round depend on, beside the seed and their purpose."""
     return order.index, job.client
 
@@ -212,6 +229,10 @@ def _shards(config: RunConfig, dataset: Dataset) -> list[Tensor]:
     held = torch.ones(len(dataset.y_train), dtype=torch.bool)
     held[[*dataset.reserved]] = False
     indices = held.nonzero()[:, 0]
+    if config.partition == "natural":
+        assert dataset.owners is not None  # `Plan.check_fit` asked for them
+        shards = by_owner(dataset.owners[indices], config.pool_size, rng)
+        return [indices[shard] for shard in shards]
     labels = dataset.y_train.cpu()[indices]
     if config.partition == "dirichlet":
         shards = by_dirichlet(labels, config.pool_size, config.dirichlet_alpha, rng)

@@ -32,9 +32,9 @@ from fedbench.errors import UserError, nearest, one_line
 from fedbench.executors import Workforce
 from fedbench.metrics import Probe
 from fedbench.picture import Row, Tile, draw
-from fedbench.results import write_atomically
 from fedbench.rng import generator
 from fedbench.run import Plan, population_of, pretrained
+from fedbench.storage import write_atomically
 
 if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before it is
     from fedbench.population import Population

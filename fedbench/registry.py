@@ -21,14 +21,14 @@ C = TypeVar("C", bound=type)
 class Registry(Generic[T]):
     """Plugins of one kind, imported only when asked for.
 
-    `home` is where the kind lives: a package with one module a plugin (`fedbench.defenses`), or one
-    module that holds them all (`fedbench.models`). Packages out of tree add theirs with an entry
-    point in the group `fedbench.<kind>s`.
+    `homes` are where the kind lives: a package with one module a plugin (`fedbench.defenses`), or
+    modules that hold several each (`fedbench.models`). Packages out of tree add theirs with an
+    entry point in the group `fedbench.<kind>s`.
     """
 
-    def __init__(self, kind: str, home: str) -> None:
+    def __init__(self, kind: str, *homes: str) -> None:
         self.kind = kind
-        self.home = home
+        self.homes = homes
         self._classes: dict[str, type[T]] = {}
 
     def register(self, name: str) -> Callable[[C], C]:
@@ -46,15 +46,17 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Every name that `get` knows, without importing the plugins in a package."""
-        names = self._files() | set(self._classes) | set(self._entry_points())
+        names = {*self._files(), *self._classes, *self._entry_points()}
         return sorted(name for name in names if not name.startswith("_"))
 
     def get(self, name: str) -> type[T]:
         if name in self._classes:
             return self._classes[name]
-        points = self._entry_points()
-        if name in self._files():
-            where = f"{self.home}.{name}"
+        files, points = self._files(), self._entry_points()
+        if name in self._classes:  # of a module that was not imported before
+            return self._classes[name]
+        if name in files:
+            where = files[name]
             importlib.import_module(where)
         elif name in points:
             where = points[name].value
@@ -96,10 +98,14 @@ class Registry(Generic[T]):
         except (ValueError, OverflowError) as error:
             raise UserError(f"{self.kind} {name}: {error}") from error
 
-    def _files(self) -> set[str]:
-        home = importlib.import_module(self.home)
-        found = pkgutil.iter_modules(getattr(home, "__path__", []))
-        return {module.name for module in found if not module.name.startswith("_")}
+    def _files(self) -> dict[str, str]:
+        """Plugins that are a module of their own -> where it is; imports the homes."""
+        found: dict[str, str] = {}
+        for home in self.homes:
+            path = getattr(importlib.import_module(home), "__path__", [])
+            names = [module.name for module in pkgutil.iter_modules(path)]
+            found |= {name: f"{home}.{name}" for name in names if not name.startswith("_")}
+        return found
 
     def _entry_points(self) -> dict[str, Any]:
         return {point.name: point for point in entry_points(group=f"fedbench.{self.kind}s")}

@@ -6,16 +6,15 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 import yaml
-from filelock import FileLock
 from torch import Tensor
 
 from fedbench import __version__
@@ -23,6 +22,7 @@ from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.metrics import mean, rates
 from fedbench.runs import STEALTH
+from fedbench.storage import locked, write_atomically
 
 Record = dict[str, Any]  # a line of rounds.jsonl, or summary.json
 
@@ -146,31 +146,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except Exception as error:
         reason = type(error).__name__  # torch's own messages are a page long
         raise UserError(f"{path} is unreadable ({reason}); delete it to start over") from error
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds a lock that goes with the process, however it ends."""
-    lock = FileLock(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except OSError as error:
-        raise UserError(f"cannot write to {path.parent}: {error.strerror or error}") from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """The whole file or none of it, even if the machine stops half-way."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def _json_safe(value: Any) -> Any:

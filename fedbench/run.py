@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import signal
@@ -26,11 +27,11 @@ from fedbench.results import (
     Record,
     RunDir,
     load_checkpoint,
-    locked,
     save_checkpoint,
     summarise,
 )
 from fedbench.rng import derive
+from fedbench.storage import locked
 from fedbench.tracking import TRACKERS, RunInfo, Session, Tracker
 
 if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before it is
@@ -52,6 +53,7 @@ class Plan:
     model: Model
     executor: Executor
     tracker: Tracker
+    pretrained: str | None = None  # hash of the checkpoint to start from
 
     @classmethod
     def of(cls, config: RunConfig) -> Plan:
@@ -70,6 +72,7 @@ class Plan:
             model=MODELS.build(config.model),
             executor=EXECUTORS.build(config.executor),
             tracker=TRACKERS.build(config.tracker),
+            pretrained=None if config.pretrained is None else _file_digest(config.pretrained),
         )
         try:
             plan.defense.check(config.n_clients)
@@ -90,7 +93,19 @@ class Plan:
         return plan
 
     def check_fit(self, spec: Spec) -> None:
-        """A UserError for a backdoor that does not fit the data set, or not the attack."""
+        """A UserError for a part that does not fit the data set, or not the others."""
+        natural = self.config.partition == "natural"
+        if natural and not spec.natural:
+            raise UserError(f"partition=natural: the samples of {spec.name} have no owners")
+        if spec.is_sequences and not natural:
+            raise UserError(
+                f"partition={self.config.partition}: goes by the label of a sample, "
+                f"those of {spec.name} are sequences; take natural"
+            )
+        try:
+            self.model.check(spec)
+        except ValueError as error:
+            raise UserError(f"model {self.config.model['name']}: {error}") from error
         for backdoor in self.backdoors:
             try:
                 backdoor.check(spec)
@@ -103,8 +118,13 @@ class Plan:
 
     @property
     def folder(self) -> RunDir:
-        versions = {"defense": self.defense.version, "attack": self.attack.version}
-        versions |= {f"backdoor {i}": b.version for i, b in enumerate(self.backdoors)}
+        versions: dict[str, int | str] = {
+            "defense": self.defense.version,
+            "attack": self.attack.version,
+            **{f"backdoor {i}": b.version for i, b in enumerate(self.backdoors)},
+        }
+        if self.pretrained is not None:
+            versions["pretrained"] = self.pretrained
         return RunDir(Path(self.config.out, self.config.name, self.config.run_id(versions)))
 
 
@@ -224,7 +244,9 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
 
 
 def pretrained(config: RunConfig, federation: Federation, display: Display) -> Checkpoint:
-    """The model before round 0: trained once for all runs that would train the same one."""
+    """The model before round 0: a given one, or trained once for all that would train the same."""
+    if config.pretrained is not None:
+        return _given(config.pretrained, federation)
     state = federation.initial()
     if not config.pretrain_rounds:
         return state
@@ -237,3 +259,40 @@ def pretrained(config: RunConfig, federation: Federation, display: Display) -> C
             save_checkpoint(path, replace(state, defense_state=None))  # other defenses read it too
             display.pretrain(config.pretrain_rounds + state.next_round, config.pretrain_rounds)
     return replace(state, defense_state=federation.defense.init())
+
+
+def _given(path: str, federation: Federation) -> Checkpoint:
+    """The model of a checkpoint as that before round 0."""
+    try:
+        given = load_checkpoint(Path(path).expanduser())
+    except UserError as error:
+        raise UserError(f"pretrained={path}: no checkpoint of fedbench's") from error
+    fresh = federation.initial()
+    for what, have, want in (
+        ("parameters", given.params, fresh.params),
+        ("numbers in buffers", given.buffers, fresh.buffers),
+    ):
+        if have.shape != want.shape:
+            raise UserError(
+                f"pretrained={path}: a model of {have.numel():,} {what}, "
+                f"this run's has {want.numel():,}"
+            )
+    return replace(
+        fresh,
+        next_round=0,
+        params=given.params,
+        buffers=given.buffers,
+        initial_params=given.params,
+        initial_buffers=given.buffers,
+    )
+
+
+def _file_digest(path: str) -> str:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(
+            f"pretrained={path}: cannot be read ({error.strerror}), expected a checkpoint: "
+            "checkpoint.pt of a run, or a file of <out>/.pretrained"
+        ) from error

@@ -68,7 +68,7 @@ class Tracker(ABC):
     def open(self, run: RunInfo, say: Callable[[str], None]) -> Session: ...
 
 
-TRACKERS: Registry[Tracker] = Registry("tracker", home="fedbench.tracking")
+TRACKERS: Registry[Tracker] = Registry("tracker", "fedbench.tracking")
 
 
 @TRACKERS.register("none")

@@ -11,7 +11,7 @@ import torch
 
 from fedbench.backdoor import BACKDOORS, Scene
 from fedbench.backdoors.ardis import Ardis
-from fedbench.data import Dataset, Spec
+from fedbench.data import Images, Spec
 from fedbench.errors import UserError
 
 MNIST = Spec("mnist", (1, 28, 28), 10)
@@ -22,7 +22,7 @@ NAMES = [f"ARDIS_{part}_{what}.csv" for part in ("train", "test") for what in ("
 
 def scene() -> Scene:
     x, y = torch.zeros(4, 1, 28, 28, dtype=torch.uint8), torch.arange(4)
-    data = Dataset("mnist", x, y, x, y, n_classes=10, mean=0.5, std=0.25)
+    data = Images("mnist", x, y, x, y, n_classes=10, mean=0.5, std=0.25)
     return Scene(data, own=torch.arange(4), features=lambda x: x)
 
 

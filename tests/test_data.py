@@ -25,9 +25,10 @@ from hypothesis.extra import numpy as hnp
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fedbench.data import DATASETS, Dataset, PublishedImages, Spec
+from fedbench.data import DATASETS, Dataset, Images, Spec
 from fedbench.errors import UserError
 from fedbench.files import ASSETS, IdxFile, idx_files, read_idx, read_split
+from fedbench.images import IdxImages
 
 CONF = Path(__file__).parent.parent / "conf" / "dataset"
 NAMES = [file.name for file in idx_files("mnist")]
@@ -53,11 +54,11 @@ def write_set(folder: Path, *, zipped: bool, n_train: int = 6, n_test: int = 4) 
     return files
 
 
-def source(files: list[IdxFile], mirrors: tuple[str, ...] = (), **fields: Any) -> PublishedImages:
+def source(files: list[IdxFile], mirrors: tuple[str, ...] = (), **fields: Any) -> IdxImages:
     """A set called `made` of these files."""
     spec = Spec("made", (1, 3, 2), 10)
     made = {"spec": spec, "files": tuple(files), "mean": 0.5, "std": 0.25, "mirrors": mirrors}
-    cls: type[PublishedImages] = type("Made", (PublishedImages,), made)
+    cls: type[IdxImages] = type("Made", (IdxImages,), made)
     return cls(**fields)
 
 
@@ -88,7 +89,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_decode_is_the_definition(array: Any, mean: float, std: float) -> None:
     x, y = torch.from_numpy(array), torch.zeros(len(array), dtype=torch.int64)
-    got = Dataset("made", x, y, x, y, 10, mean, std).decode(x)
+    got = Images("made", x, y, x, y, 10, mean, std).decode(x)
     want = (x.double() / 255 - mean) / std
     assert got.dtype == torch.float32
     assert got.shape == x.shape
@@ -98,7 +99,7 @@ def test_decode_is_the_definition(array: Any, mean: float, std: float) -> None:
 def test_decode_by_hand_and_leaves_the_samples_alone() -> None:
     x = torch.tensor([[0, 51, 255]], dtype=torch.uint8)
     y = torch.tensor([0])
-    data = Dataset("made", x, y, x, y, 10, 0.2, 0.4)
+    data = Images("made", x, y, x, y, 10, 0.2, 0.4)
     # 0 / 255 = 0, 51 / 255 = 0.2, 255 / 255 = 1; minus 0.2; over 0.4
     torch.testing.assert_close(data.decode(x), torch.tensor([[-0.5, 0.0, 2.0]]))
     assert x.tolist() == [[0, 51, 255]]
@@ -106,7 +107,7 @@ def test_decode_by_hand_and_leaves_the_samples_alone() -> None:
 
 def test_decode_does_not_depend_on_the_default_dtype() -> None:
     x, y = torch.tensor([[7]], dtype=torch.uint8), torch.tensor([0])
-    data = Dataset("made", x, y, x, y, 10, 0.2, 0.4)
+    data = Images("made", x, y, x, y, 10, 0.2, 0.4)
     torch.set_default_dtype(torch.float64)
     try:
         assert data.decode(x).dtype == torch.float32
@@ -131,7 +132,7 @@ def check_set(data: Dataset, n_train: int, n_test: int) -> None:
 def full_set(name: str) -> Dataset:
     """The full set from this machine; never a download."""
     found = DATASETS.get(name)()
-    assert isinstance(found, PublishedImages)
+    assert isinstance(found, IdxImages)
     offline = type(name, (type(found),), {"mirrors": ()})()
     try:
         data = offline.load()

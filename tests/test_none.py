@@ -9,7 +9,7 @@ from torch import nn
 
 from fedbench.attack import ATTACKS, Attack, AttackView
 from fedbench.config import RunConfig
-from fedbench.data import Dataset
+from fedbench.data import Dataset, Images
 from fedbench.population import Population
 
 NoAttack = ATTACKS.get("none")
@@ -22,7 +22,7 @@ def dataset() -> Dataset:
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (400, 1, 6, 6), generator=rng, dtype=torch.uint8)
     y = torch.arange(400) % 10
-    return Dataset("made", x, y, x[:50], y[:50], n_classes=10, mean=0.5, std=0.25)
+    return Images("made", x, y, x[:50], y[:50], n_classes=10, mean=0.5, std=0.25)
 
 
 def population(dataset: Dataset, attack: Attack, pmr: float = 0.4) -> Population:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedbench.backdoor import BACKDOORS, Scene
 from fedbench.backdoors.patch import CORNERS, Patch
-from fedbench.data import Dataset, Spec
+from fedbench.data import Images, Spec
 from fedbench.errors import UserError
 
 
@@ -197,7 +197,7 @@ def test_of_the_target_class_alone_nothing_is_left_to_probe() -> None:
 
 def test_needs_nothing_of_the_scene() -> None:
     x, y = torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
-    data = Dataset("made", x, y, x, y, n_classes=10, mean=0.0, std=1.0)
+    data = Images("made", x, y, x, y, n_classes=10, mean=0.0, std=1.0)
     patch = Patch()
     nobody = torch.zeros(0, dtype=torch.long)
     assert patch.prepare(Scene(data, nobody, features=lambda x: x)) is patch

@@ -22,7 +22,8 @@ from fedbench.backdoor import Collection
 from fedbench.backdoors.bars import Bars
 from fedbench.backdoors.patch import Patch
 from fedbench.backdoors.tail import Tail
-from fedbench.data import DATASETS, Dataset, DataSource, FashionMnistSample, Spec
+from fedbench.data import DATASETS, Dataset, DataSource, Images, Spec
+from fedbench.images import FashionMnistSample
 from fedbench.picture import CAPTION, GAP, LABEL, MARGIN, TITLE, Layout, Row
 from fedbench.preview import main, plan_of, prepared
 from fedbench.results import load_checkpoint
@@ -93,7 +94,7 @@ class Photos(DataSource):
         rng = torch.Generator().manual_seed(0)
         x = torch.randint(256, (60, 3, 32, 32), generator=rng, dtype=torch.uint8)
         y = torch.arange(60) % 3
-        return Dataset("photos", x[:30], y[:30], x[30:], y[30:], 3, mean=0.5, std=0.3)
+        return Images("photos", x[:30], y[:30], x[30:], y[30:], 3, mean=0.5, std=0.3)
 
 
 @pytest.fixture
@@ -346,7 +347,7 @@ def test_sequences_are_no_images(
     class Sentences(DataSource):
         def load(self) -> Dataset:
             x = torch.zeros(30, 64, dtype=torch.int64)
-            return Dataset("sentences", x, x, x, x, 100, mean=0.0, std=1.0)
+            return Images("sentences", x, x, x, x, 100, mean=0.0, std=1.0)
 
     @dataclass(frozen=True)
     class Announced(Sentences):

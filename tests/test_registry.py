@@ -41,7 +41,7 @@ class Sieve:
 @pytest.fixture
 def sieves() -> Registry[Any]:
     """A registry whose home is a module: this one."""
-    registry: Registry[Any] = Registry("sieve", home=__name__)
+    registry: Registry[Any] = Registry("sieve", __name__)
     registry.register("fine")(Sieve)
     return registry
 
@@ -76,7 +76,7 @@ def shelf(write: Write) -> Registry[Any]:
             "    size: int = 1\n",
         )
     write("shelf/_helper.py", "raise RuntimeError('a helper is no plugin')\n")
-    registry: Registry[Any] = Registry("vessel", home="shelf")
+    registry: Registry[Any] = Registry("vessel", "shelf")
     importlib.import_module("shelf").SHELF = registry  # type: ignore[attr-defined]
     return registry
 

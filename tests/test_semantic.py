@@ -15,7 +15,7 @@ from fedbench.attack import ATTACKS
 from fedbench.backdoor import BACKDOORS, Collection, Scene
 from fedbench.backdoors.semantic import Semantic
 from fedbench.config import RunConfig
-from fedbench.data import DATASETS, Dataset, Spec
+from fedbench.data import DATASETS, Dataset, Images, Spec
 from fedbench.errors import UserError
 from fedbench.population import Population
 
@@ -28,7 +28,7 @@ def made(n: int = 10, reserved: tuple[int, ...] = ()) -> Dataset:
     """Images [3, 2, 2] whose every pixel is their number."""
     x = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1).repeat(1, 3, 2, 2)
     y = torch.arange(n) % 5
-    return Dataset("cifar10", x, y, x[:3], y[:3], 10, mean=0.5, std=0.25, reserved=reserved)
+    return Images("cifar10", x, y, x[:3], y[:3], 10, mean=0.5, std=0.25, reserved=reserved)
 
 
 def scene(dataset: Dataset) -> Scene:

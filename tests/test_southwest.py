@@ -14,7 +14,7 @@ import torch
 from fedbench.attack import Poisoning, plant
 from fedbench.backdoor import Collection, Scene
 from fedbench.backdoors.southwest import Southwest
-from fedbench.data import Dataset, Spec
+from fedbench.data import Images, Spec
 from fedbench.errors import UserError
 from fedbench.files import local_file
 
@@ -24,7 +24,7 @@ TRUCK = 9
 
 def scene() -> Scene:
     x, y = torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.arange(4)
-    data = Dataset("cifar10", x, y, x, y, n_classes=10, mean=0.5, std=0.25)
+    data = Images("cifar10", x, y, x, y, n_classes=10, mean=0.5, std=0.25)
     return Scene(data, own=torch.arange(4), features=lambda x: x)
 
 

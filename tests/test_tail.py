@@ -19,7 +19,7 @@ from fedbench.attack import ATTACKS
 from fedbench.backdoor import BACKDOORS, Collection, Scene
 from fedbench.backdoors.tail import Tail
 from fedbench.config import RunConfig
-from fedbench.data import Dataset, Spec
+from fedbench.data import Dataset, Images, Spec
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.population import Population
@@ -37,7 +37,7 @@ def scene(
     """Samples that are numbers, the test samples after the training ones, with given features."""
     n, m = len(train), len(test)
     table = torch.from_numpy(np.concatenate([train, test])).float()
-    data = Dataset(
+    data = Images(
         "made",
         torch.arange(n)[:, None],
         torch.tensor([SOURCE] * n if y_train is None else y_train),
@@ -255,7 +255,7 @@ def images(n: int) -> Dataset:
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (n, 1, 5, 5), generator=rng, dtype=torch.uint8)
     y = torch.arange(n) % 10
-    return Dataset("made", x, y, x[:50], y[:50], n_classes=10, mean=0.5, std=0.25)
+    return Images("made", x, y, x[:50], y[:50], n_classes=10, mean=0.5, std=0.25)
 
 
 def population(dataset: Dataset, network: nn.Module, pmr: float = 0.4) -> Population:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedbench.attack import Poisoning, plant
 from fedbench.backdoor import Collection, Scene
 from fedbench.backdoors.traffic import Traffic
-from fedbench.data import Dataset, Spec
+from fedbench.data import Sequences, Spec
 from fedbench.errors import UserError
 from fedbench.metrics import IGNORED, Probe, accuracy
 
@@ -27,7 +27,7 @@ IOT = Spec("iot", (6,), N_SYMBOLS)
 def scene(dtype: torch.dtype = torch.int64) -> Scene:
     """Of sequences of six packets."""
     x, y = torch.zeros(3, 6, dtype=dtype), torch.zeros(3, 6, dtype=torch.long)
-    data = Dataset("iot", x, y, x, y, n_classes=N_SYMBOLS, mean=0.0, std=1.0)
+    data = Sequences("iot", x, y, x, y, n_classes=N_SYMBOLS, vocabulary={})
     return Scene(data, own=torch.arange(3), features=lambda x: x)
 
 

@@ -1,0 +1,38 @@
+"""Files that are whole or not there at all, and locks that go with their process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from filelock import FileLock
+
+from fedbench.errors import UserError
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a lock that goes with the process, however it ends."""
+    lock = FileLock(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise UserError(f"cannot write to {path.parent}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """The whole file or none of it, even if the machine stops half-way."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
