@@ -262,11 +262,10 @@ def cache_folder(dataset: str) -> Path:
 def unpack(archive: Path, names: Sequence[str]) -> list[Path]:
     """The files of these names in a tar archive, next to it; each is whole or not there."""
     paths = [archive.parent / name for name in names]
-    if not all(path.exists() for path in paths):
-        with tarfile.open(archive) as tar:
-            inside = {Path(member.name).name: member for member in tar if member.isfile()}
-            for path in paths:
-                content = tar.extractfile(inside[path.name])
-                assert content is not None  # it is a file
-                write_atomically(path, partial(shutil.copyfileobj, content))
+    with tarfile.open(archive) as tar:
+        inside = {Path(member.name).name: member for member in tar if member.isfile()}
+        for path in paths:
+            content = tar.extractfile(inside[path.name])
+            assert content is not None  # it is a file
+            write_atomically(path, partial(shutil.copyfileobj, content))
     return paths

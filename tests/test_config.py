@@ -40,8 +40,12 @@ def config(*overrides: str) -> RunConfig:
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=map("/".join, CHOICES))
 def test_every_file_of_conf_composes_and_builds(group: str, choice: str) -> None:
-    needed = ["model.target=torch.nn.Flatten"] if choice == "custom" else []
-    composed = config(f"{group}={choice}", *needed)
+    needed = {
+        "custom": ["model.target=torch.nn.Flatten"],
+        "lstm": ["dataset=reddit_sample"],
+        "gru": ["dataset=iot_sample"],
+    }
+    composed = config(f"{group}={choice}", *needed.get(choice, []))
     assert getattr(composed, group)["name"] == VARIANTS.get(choice, choice)
     Plan.of(composed)
 

