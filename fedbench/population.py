@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 
 import torch
 from lightning.fabric import Fabric
@@ -140,14 +140,15 @@ class Population:
                 project=lambda: attack.project(self.layout.params, view),
             )
 
-        def samples(epoch: int) -> tuple[Tensor, Tensor]:
+        @lru_cache(maxsize=1)
+        def read(epoch: int) -> tuple[Tensor, Tensor]:
             x, y = self._samples(order, job, epoch, poisoned=view is not None)
             return data.decode(x), y
 
         torch.manual_seed(derive(config.seed, "layers", *key))  # dropout and the like
         train(
             self.module,
-            samples if data.augment else cache(lambda _: samples(0)),
+            lambda epoch: read(epoch if data.augment else 0),
             self.fabric,
             epochs=epochs,
             batch_size=config.batch_size,

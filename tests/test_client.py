@@ -68,6 +68,37 @@ def test_training_is_sgd_with_momentum_on_shuffled_batches(
     torch.testing.assert_close(module.network.bias, bias)
 
 
+def test_every_epoch_has_samples_of_its_own(data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
+    asked = []
+
+    def samples(epoch: int) -> tuple[Tensor, Tensor]:
+        asked.append(epoch)
+        return data[0] + epoch, data[1]
+
+    moved, still = Classifier(linear(), lr=0.1), Classifier(linear(), lr=0.1)
+    train(moved, samples, fabric, epochs=3, batch_size=50, rng=rng())
+    assert asked == [0, 1, 2]
+    train(still, always(*data), fabric, epochs=3, batch_size=50, rng=rng())
+    assert not torch.equal(moved.network.weight, still.network.weight)
+
+
+@pytest.mark.parametrize("clip", [0.05, 1e6])
+def test_gradients_of_all_parameters_together_are_clipped(
+    data: tuple[Tensor, Tensor], fabric: Fabric, clip: float
+) -> None:
+    module, free = Classifier(linear(), lr=1.0), Classifier(linear(), lr=1.0)
+    train(module, always(*data), fabric, epochs=1, batch_size=50, rng=rng(), clip_grad=clip)
+    train(free, always(*data), fabric, epochs=1, batch_size=50, rng=rng())
+    start = nn.utils.parameters_to_vector(linear().parameters()).detach()
+    # One step at lr 1 moves by the gradient: as it is, or shortened to the length asked for.
+    moved, gradient = (
+        nn.utils.parameters_to_vector(m.parameters()).detach() - start for m in (module, free)
+    )
+    assert gradient.norm() > 0.05
+    expected = gradient * min(1.0, clip / float(gradient.norm()))
+    torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_momentum_of_one_client_does_not_reach_the_next(
     data: tuple[Tensor, Tensor], fabric: Fabric
 ) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedbench.backdoor import BACKDOORS
-from fedbench.metrics import Probe, accuracy, auc, mean, rates
+from fedbench.metrics import IGNORED, Probe, accuracy, auc, batch_size, mean, rates
 
 
 class Fixed(nn.Module):
@@ -98,3 +99,27 @@ def test_auc_is_the_area_under_the_roc_curve(clients: list[tuple[int, bool]]) ->
 def test_mean_leaves_out_what_is_not_there() -> None:
     assert mean([1.0, None, 3.0]) == 2.0
     assert mean([None]) is None
+
+
+def test_predictions_at_once_are_bounded() -> None:
+    """50,000 words of 64 predictions are 3.2 million numbers a sample: 5 of them are 16 million."""
+    words = Probe(torch.zeros(100, 64), torch.zeros(100, 64))
+    assert batch_size(words, 50_000) == 5
+    assert batch_size(words, 10**9) == 1
+    images = Probe(torch.zeros(100, 1, 28, 28), torch.zeros(100))
+    assert batch_size(images, 10) == 250
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 250])
+def test_accuracy_does_not_depend_on_the_batch(size: int) -> None:
+    logits = torch.randn(7, 4, 5, generator=torch.Generator().manual_seed(0))
+    expected = torch.randint(0, 5, (7, 4), generator=torch.Generator().manual_seed(1))
+    expected[2, 1:] = IGNORED
+    by_hand = [
+        bool(logits[i, t].argmax() == expected[i, t])
+        for i in range(7)
+        for t in range(4)
+        if expected[i, t] != IGNORED
+    ]
+    got = accuracy(Fixed(), Probe(logits, expected), nn.Identity(), batch_size=size)
+    assert got == sum(by_hand) / 25

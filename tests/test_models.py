@@ -4,21 +4,131 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
+from fedbench.data import Spec
 from fedbench.errors import UserError
 from fedbench.models import MODELS
+from fedbench.vector import Layout
+
+GREY, COLOUR, WORDS = Spec("grey", (1, 28, 28), 10), Spec("c", (3, 32, 32), 10), Spec("w", (5,), 9)
 
 
-def build(**settings: object) -> nn.Module:
-    return MODELS.build(settings).build((1, 28, 28), 10)
+def build(spec: Spec = GREY, **settings: object) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS.build(settings).build(spec.sample_shape, spec.n_classes)
 
 
-@pytest.mark.parametrize(("name", "n_parameters"), [("mlp", 235_146), ("cnn", 431_080)])
-def test_sizes_are_those_of_the_paper(name: str, n_parameters: int) -> None:
-    network = build(name=name)
+@pytest.mark.parametrize(
+    ("name", "spec", "n_parameters"),
+    [
+        ("mlp", GREY, 235_146),
+        ("cnn", GREY, 431_080),
+        ("resnet18_light", COLOUR, 2_797_610),
+    ],
+)
+def test_sizes_are_those_of_the_paper(name: str, spec: Spec, n_parameters: int) -> None:
+    network = build(spec, name=name)
     assert sum(p.numel() for p in network.parameters()) == n_parameters
-    assert network(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
+    assert network(torch.zeros(3, *spec.sample_shape)).shape == (3, 10)
+
+
+def test_the_lstm_has_the_papers_size_with_its_output_tied() -> None:
+    network = build(Spec("reddit", (64,), 50_000), name="lstm")
+    assert sum(p.numel() for p in network.parameters()) == 10_693_200
+    assert network[0].weight is network[-1].weight
+    # A step of training moves both ends at once.
+    layout = Layout(network)
+    assert layout.n_params == 10_693_200
+
+
+def test_the_light_resnet_computes_what_the_paper_describes() -> None:
+    """3x3 stem, 4 stages of 2 blocks, halved in side from the second on, mean, linear."""
+    network = build(COLOUR, name="resnet18_light", widths=[4, 6, 8, 10]).eval()
+    for module in network.modules():  # statistics as after some training
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean, -0.2, 0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    state = network.state_dict()
+
+    def normed(x: Tensor, convolution: str, norm: str, stride: int = 1) -> Tensor:
+        weight = state[f"{convolution}.weight"]
+        x = functional.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+        mean, variance, scale, shift = (
+            state[f"{norm}.{key}"][:, None, None]
+            for key in ("running_mean", "running_var", "weight", "bias")
+        )
+        return (x - mean) / (variance + 1e-5).sqrt() * scale + shift
+
+    x = torch.randn(2, 3, 32, 32)
+    features = normed(x, "0", "1").relu()
+    for k in range(8):
+        at, stride = f"{3 + k}", 2 if k in (2, 4, 6) else 1
+        inner = normed(features, f"{at}.residual.0", f"{at}.residual.1", stride).relu()
+        inner = normed(inner, f"{at}.residual.3", f"{at}.residual.4")
+        if stride == 2:
+            features = normed(features, f"{at}.shortcut.0", f"{at}.shortcut.1", 2)
+        features = (inner + features).relu()
+    assert features.shape == (2, 10, 4, 4)
+    logits = features.mean(dim=(2, 3)) @ state["13.weight"].T + state["13.bias"]
+    torch.testing.assert_close(network(x), logits, rtol=1e-4, atol=1e-5)
+
+
+def cell(kind: str, x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
+    """A step of an LSTM (Hochreiter 1997) or a GRU (Cho 2014) by its definition."""
+    w, u, b, d = weights
+    if kind == "lstm":
+        i, f, g, o = (w @ x + b + u @ h + d).chunk(4)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
+    (wr, wz, wn), (ur, uz, un) = (w @ x + b).chunk(3), (u @ h + d).chunk(3)
+    z = (wz + uz).sigmoid()
+    return (1 - z) * (wn + (wr + ur).sigmoid() * un).tanh() + z * h, c
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_recurrent_networks_are_two_layers_from_a_state_of_zeros(kind: str) -> None:
+    network = build(WORDS, name=kind, width=4).eval()
+    (layers,) = (m for m in network.modules() if isinstance(m, nn.RNNBase))
+    words = torch.tensor([3, 1, 4, 1, 5])
+    sequence = list(network[0].weight[words])
+    for weights in layers.all_weights:
+        h, c = torch.zeros(4), torch.zeros(4)
+        for t, x in enumerate(sequence):
+            h, c = cell(kind, x, h, c, weights)
+            sequence[t] = h
+    assert len(layers.all_weights) == 2
+    expected = torch.stack(sequence) @ network[-1].weight.T + network[-1].bias
+    torch.testing.assert_close(network(words[None])[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_prediction_knows_nothing_of_what_follows(kind: str) -> None:
+    network = build(WORDS, name=kind, width=8).eval()
+    one, other = torch.tensor([[3, 1, 4, 1, 5]]), torch.tensor([[3, 1, 4, 8, 0]])
+    assert torch.equal(network(one)[:, :3], network(other)[:, :3])
+    assert not torch.equal(network(one)[:, 3:], network(other)[:, 3:])
+
+
+def test_an_lstm_of_one_layer_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    build(WORDS, name="lstm", n_layers=1)
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "reads"),
+    [
+        ("mlp", WORDS, "images"),
+        ("cnn", WORDS, "images"),
+        ("resnet18_light", WORDS, "images"),
+        ("lstm", GREY, "sequences"),
+        ("gru", COLOUR, "sequences"),
+    ],
+)
+def test_a_network_refuses_samples_it_cannot_read(name: str, spec: Spec, reads: str) -> None:
+    with pytest.raises(ValueError, match=rf"^reads {reads}, the samples of {spec.name} are of "):
+        MODELS.build({"name": name}).check(spec)
 
 
 def test_the_mlp_has_three_layers_with_relu_between() -> None:
@@ -52,7 +162,16 @@ def test_a_target_that_cannot_be_made_is_named(target: str) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"name": "custom"}, {"name": "custom", "target": "Net"}, {"name": "mlp", "hidden": [0]}],
+    [
+        {"name": "custom"},
+        {"name": "custom", "target": "Net"},
+        {"name": "mlp", "hidden": [0]},
+        {"name": "resnet18_light", "widths": []},
+        {"name": "resnet18_light", "widths": [8, 0]},
+        {"name": "lstm", "width": 0},
+        {"name": "lstm", "dropout": 1.0},
+        {"name": "gru", "n_layers": 0},
+    ],
 )
 def test_bad_settings_are_named(settings: dict[str, object]) -> None:
     with pytest.raises(UserError, match=f"model {settings['name']}: "):

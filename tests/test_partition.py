@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedbench.errors import UserError
-from fedbench.partition import MAX_DRAWS, by_dirichlet, by_main_class
+from fedbench.partition import MAX_DRAWS, by_dirichlet, by_main_class, by_owner
 
 
 def balanced(n_classes: int, per_class: int) -> Tensor:
@@ -244,6 +244,34 @@ def test_dirichlet_large_alpha_is_even_and_small_is_not() -> None:
     assert (even - 100).abs().max() < 5
     skewed = counts(labels, by_dirichlet(labels, 10, 0.05, rng()))
     assert skewed.max(0).values.double().mean() > 500
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(0, 5), st.data())
+def test_a_natural_client_holds_all_samples_of_one_owner(
+    owners: list[int], seed: int, data: st.DataObject
+) -> None:
+    n_clients = data.draw(st.integers(1, len(set(owners))))
+    shards = by_owner(torch.tensor(owners), n_clients, np.random.default_rng(seed))
+    held = [{owners[i] for i in shard.tolist()} for shard in shards]
+    assert len(shards) == n_clients
+    assert all(len(names) == 1 for names in held)
+    assert len(set.union(*held)) == n_clients  # no two clients are the same owner
+    for shard, (owner,) in zip(shards, held, strict=True):
+        assert shard.tolist() == [i for i, name in enumerate(owners) if name == owner]
+
+
+def test_natural_clients_are_drawn_by_the_generator() -> None:
+    owners = torch.arange(1000) % 100
+    drawn = {
+        tuple(int(shard[0]) for shard in by_owner(owners, 3, np.random.default_rng(seed)))
+        for seed in (0, 0, 1, 2)
+    }
+    assert len(drawn) == 3
+
+
+def test_more_clients_than_owners_are_told() -> None:
+    with pytest.raises(UserError, match=r"n_clients=3: the samples are of 2 owners"):
+        by_owner(torch.tensor([7, 7, 9]), 3, np.random.default_rng(0))
 
 
 def test_dirichlet_gives_up_and_says_so() -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from fedbench.config import RunConfig
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, mean_of
 from fedbench.errors import UserError
+from fedbench.federation import Federation
+from fedbench.results import Checkpoint
 from fedbench.run import Plan, run
 
 
@@ -79,6 +81,104 @@ def test_a_model_that_diverges_before_round_0_is_never_shared(tmp_path: Path) ->
         run(config(tmp_path, lr=1e30))
     assert list((tmp_path / ".pretrained").glob("*.pt")) == []
     assert Plan.of(config(tmp_path, lr=1e30)).folder.finished() is None
+
+
+def test_a_given_model_takes_the_place_of_pretraining(tmp_path: Path) -> None:
+    """The model that 3 benign rounds lead to, given by its file, leads to the same rounds."""
+    model = {"name": "resnet18_light", "widths": [4, 4]}  # with buffers
+    made = run(config(tmp_path / "made", model=model, pretrain_rounds=3))
+    (file,) = (tmp_path / "made" / ".pretrained").glob("*.pt")
+    given = config(tmp_path / "given", model=model, pretrained=str(file), pretrain_rounds=9)
+    after = run(given)
+    assert (after["MA"], after["BA"]) == (made["MA"], made["BA"])
+    assert not (tmp_path / "given" / ".pretrained").exists()
+    # The checkpoint of a run is as good: its model after the last round.
+    last = Plan.of(given).folder.checkpoint_file
+    onward = config(tmp_path / "onward", model=model, pretrained=str(last), rounds=1)
+    run(onward)
+    start, end = (
+        torch.load(path, weights_only=True)
+        for path in (last, Plan.of(onward).folder.checkpoint_file)
+    )
+    assert torch.equal(end["initial_params"], start["params"])
+    assert torch.equal(end["initial_buffers"], start["buffers"])
+    assert not torch.equal(end["params"], start["params"])
+
+
+def test_a_given_model_counts_by_its_content(tmp_path: Path) -> None:
+    run(config(tmp_path))
+    run(config(tmp_path, seed=1))
+    one, other = (tmp_path / ".pretrained").glob("*.pt")
+    again = tmp_path / "again.pt"
+    again.write_bytes(one.read_bytes())
+    ids = [Plan.of(config(tmp_path, pretrained=str(f))).folder.path for f in (one, again, other)]
+    assert ids[0] == ids[1] != ids[2]
+    assert Plan.of(config(tmp_path)).folder.path not in ids
+
+
+def test_a_model_that_does_not_fit_is_told(tmp_path: Path) -> None:
+    run(config(tmp_path))
+    (file,) = (tmp_path / ".pretrained").glob("*.pt")
+    with pytest.raises(UserError) as told:
+        run(config(tmp_path, pretrained=str(file), model={"name": "mlp", "hidden": [5]}))
+    assert str(told.value) == (
+        f"pretrained={file}: a model of 3,190 parameters, this run's has 3,985"
+    )
+    with pytest.raises(UserError, match=r"nowhere\.pt: cannot be read \(No such file"):
+        Plan.of(config(tmp_path, pretrained=str(tmp_path / "nowhere.pt")))
+    file.write_bytes(b"no model")
+    with pytest.raises(UserError, match=f"pretrained={file}: no checkpoint"):
+        run(config(tmp_path, pretrained=str(file)))
+
+
+def test_batch_norm_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted after its second round, a model with running statistics ends as if it was not."""
+    model = {"name": "resnet18_light", "widths": [4, 4]}
+    calm = config(tmp_path / "calm", model=model, rounds=4)
+    run(calm)
+    stopped = config(tmp_path / "stopped", model=model, rounds=4)
+    round_, played = Federation.round, []
+
+    def interrupted(self: Federation, start: Checkpoint) -> Any:
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        played.append(start.next_round)
+        return round_(self, start)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Federation, "round", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(stopped)
+    run(stopped)
+    assert played == [0, 1]
+    states = [
+        torch.load(Plan.of(c).folder.checkpoint_file, weights_only=True) for c in (calm, stopped)
+    ]
+    assert torch.equal(states[0]["params"], states[1]["params"])
+    assert torch.equal(states[0]["buffers"], states[1]["buffers"])
+    assert states[0]["buffers"].ne(states[0]["initial_buffers"]).any()
+    metrics = [[(r["MA"], r["BA"]) for r in Plan.of(c).folder.rounds()] for c in (calm, stopped)]
+    assert metrics[0] == metrics[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"partition": "natural"}, "partition=natural: the samples of fmnist_sample have no owne"),
+        ({"model": {"name": "lstm"}}, "model lstm: reads sequences, the samples of fmnist_sample"),
+        ({"dataset": {"name": "iot_sample"}}, "partition=main_class: goes by the label of a sam"),
+        (
+            {"dataset": {"name": "reddit_sample"}, "partition": "natural"},
+            "model mlp: reads images, the samples of reddit_sample are of shape",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_each_other_are_told_before_anything_is_read(
+    tmp_path: Path, settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        Plan.of(config(tmp_path, **settings))
+    assert str(caught.value).startswith(told)
 
 
 def test_a_warning_of_the_defense_is_shown(
