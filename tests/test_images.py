@@ -654,3 +654,36 @@ def test_cifar10_is_whole() -> None:
     assert abs(variance**0.5 - data.std) < 1e-4
     assert len(set(data.reserved)) == 12
     assert data.y_train[[*data.reserved]].tolist() == [1] * 12  # automobiles
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no peak memory to read")
+def test_cifar10_in_memory_is_smaller_than_its_floats(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays bytes until a batch is made: peak memory grows by less than 1.3 times its floats."""
+    n = 2000  # images a file
+    (alone / "assets").mkdir()
+    lines = []
+    for i, name in enumerate(CIFAR10_NAMES):
+        data = bytes([i]) * (n * RECORD)
+        (alone / name).write_bytes(data)
+        lines.append(f"{hashlib.sha256(data).hexdigest()} {name}\n")
+    (alone / "assets" / "cifar10.txt").write_text("".join(lines))
+    code = f"""
+import pathlib, torch
+import fedbench.files, fedbench.images
+from fedbench.data import DATASETS
+fedbench.files.ASSETS = pathlib.Path({str(alone / "assets")!r})
+def peak():  # of this process alone; getrusage starts with that of the process before exec
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    return 1024 * int(line.split()[1])
+source, before = DATASETS.build({{"name": "cifar10", "root": {str(alone)!r}}}), peak()
+data = source.load()
+client = data.augment(data.x_train[: {n} // 6], torch.Generator())
+data.decode(client)
+print((peak() - before) / (4 * 3072 * 6 * {n}))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert 0.2 < float(ended.stdout) < 1.3
