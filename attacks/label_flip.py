@@ -4,8 +4,8 @@ https://arxiv.org/abs/1911.11815
 
     y <- C - 1 - y
 
-for a share pdr of a malicious client's samples, C the number of classes. Untargeted: it plants no
-backdoor, MA tells what it does.
+for a share pdr of a malicious client's samples, C the number of classes; labels that do not count
+stay as they are. Untargeted: it plants no backdoor, MA tells what it does.
 
 Differs from the paper, where all samples are flipped: set pdr=1 for that.
 """
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedbench.attack import ATTACKS, Attack, Poisoning
+from fedbench.metrics import IGNORED
 
 
 @ATTACKS.register("label_flip")
@@ -26,6 +27,6 @@ class LabelFlip(Attack):
 
     def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
         chosen = orders.choose(len(y)).to(y.device)
-        y = y.clone()
-        y[chosen] = orders.n_classes - 1 - y[chosen]
+        y, flipped = y.clone(), orders.n_classes - 1 - y[chosen]
+        y[chosen] = flipped.where(y[chosen] != IGNORED, IGNORED)
         return x, y

@@ -115,7 +115,8 @@ def by_owner(owners: Tensor, n_clients: int, rng: np.random.Generator) -> list[T
     names = np.unique(values)
     if n_clients > len(names):
         raise UserError(
-            f"n_clients={n_clients}: the samples are of {len(names)} owners, and a client is one"
+            f"pool={n_clients}: the samples are of {len(names)} owners, and a client is one; "
+            "take a smaller pool, or fewer n_clients"
         )
     drawn = rng.permutation(names)[:n_clients]
     by_name = np.argsort(values, kind="stable")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -13,19 +14,20 @@ TILE = 96  # pixels a side up to which images are enlarged
 MARGIN, GAP, TITLE, CAPTION, LABEL = 28, 10, 48, 220, 38  # pixels; LABEL: from image to image
 LINE, CHARACTERS = 17, 30  # of a caption: a line's pixels, and what it holds at most
 MIN_WIDTH = 640  # pixels: room for the title
-BLACK, GREY, FRAME = "#181818", "#686868", "#9a9a9a"
+BLACK, GREY, FRAME, RED = "#181818", "#686868", "#9a9a9a", "#c8102e"
 LEGEND = "Below each image: its true label -> the label that the attacker gives it"
 
 Tile = tuple[Tensor, str]  # an image [C, H, W] uint8, and what is written below it
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Row:
-    """Images with a caption; None leaves a place empty."""
+class Row(Generic[T]):
+    """Images or the like with a caption; None leaves a place empty."""
 
     heading: str
     details: str
-    tiles: Sequence[Tile | None]
+    tiles: Sequence[T | None]
 
 
 @dataclass(frozen=True)
@@ -54,23 +56,18 @@ class Layout:
         return left + column * (self.tile[0] + GAP), top + row * (self.tile[1] + LABEL)
 
 
-def draw(title: str, rows: Sequence[Row]) -> Image.Image:
+def draw(title: str, rows: Sequence[Row[Tile]]) -> Image.Image:
     """The picture: a title, a legend, the rows; the first row has no empty place."""
     height, width = next(tile[0].shape[-2:] for tile in rows[0].tiles if tile)
     layout = Layout(height, width, len(rows), max(len(row.tiles) for row in rows))
     picture = Image.new("RGB", layout.size, "white")
     pen = ImageDraw.Draw(picture)
-    large, medium, small = (ImageFont.load_default(size) for size in (21, 15, 13))
-    pen.text((MARGIN, MARGIN + 6), title, BLACK, large, "ls")
-    pen.text((MARGIN, MARGIN + 26), LEGEND, GREY, small, "ls")
+    write_title(pen, title, LEGEND)
     width, height = layout.tile
-    n_lines = max((height + LABEL) // LINE - 2, 1)
+    small = ImageFont.load_default(13)
     for i, row in enumerate(rows):
         top = layout.place(i, 0)[1]
-        pen.text((MARGIN, top), row.heading, BLACK, medium, "lt")
-        lines = textwrap.wrap(row.details, CHARACTERS, max_lines=n_lines, placeholder=" ...")
-        for k, line in enumerate(lines):
-            pen.text((MARGIN, top + 18 + LINE * (k + 1)), line, GREY, small, "ls")
+        write_caption(pen, row, top, height + LABEL)
         for j, tile in enumerate(row.tiles):
             if tile is not None:
                 left = layout.place(i, j)[0]
@@ -80,6 +77,26 @@ def draw(title: str, rows: Sequence[Row]) -> Image.Image:
     return picture
 
 
+def write_title(pen: ImageDraw.ImageDraw, title: str, legend: str) -> None:
+    pen.text((MARGIN, MARGIN + 6), title, BLACK, ImageFont.load_default(21), "ls")
+    pen.text((MARGIN, MARGIN + 26), legend, GREY, ImageFont.load_default(13), "ls")
+
+
+def write_caption(pen: ImageDraw.ImageDraw, row: Row[T], top: int, height: int) -> None:
+    """What a row is, to its left; cut where it is longer than the row is high."""
+    pen.text((MARGIN, top), row.heading, BLACK, ImageFont.load_default(15), "lt")
+    n_lines, small = max(height // LINE - 2, 1), ImageFont.load_default(13)
+    lines = textwrap.wrap(row.details, CHARACTERS, max_lines=n_lines, placeholder=" ...")
+    for k, line in enumerate(lines):
+        pen.text((MARGIN, top + 18 + LINE * (k + 1)), line, GREY, small, "ls")
+
+
 def _enlarged(image: Tensor, size: tuple[int, int]) -> Image.Image:
     pixels = image.cpu().expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
     return Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST)
+
+
+def legible(name: str, limit: int) -> str:
+    """A name in one line of at most `limit` characters; what cannot be printed is escaped."""
+    printed = name if name.isprintable() and name.strip() else repr(name)
+    return printed if len(printed) <= limit else f"{printed[: limit - 3]}..."

@@ -21,15 +21,9 @@ from fedbench.data import DATASETS, Dataset, DataSource, Spec
 from fedbench.defense import DEFENSES, Defense
 from fedbench.errors import UserError
 from fedbench.executors import EXECUTORS, Executor, Workforce
+from fedbench.holdings import write_picture
 from fedbench.models import MODELS, Model
-from fedbench.results import (
-    Checkpoint,
-    Record,
-    RunDir,
-    load_checkpoint,
-    save_checkpoint,
-    summarise,
-)
+from fedbench.results import Checkpoint, Record, RunDir, load_checkpoint, save_checkpoint, summarise
 from fedbench.rng import derive
 from fedbench.storage import locked
 from fedbench.tracking import TRACKERS, RunInfo, Session, Tracker
@@ -204,6 +198,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
     """All rounds that are left; each is recorded, tracked and checkpointed, in this order."""
     config, folder = plan.config, plan.folder
     folder.start(config)
+    write_picture(federation.population, folder.path)
     start = folder.resume()
     first_round = 0 if start is None else start.next_round
     about = RunInfo(

@@ -22,6 +22,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from fedbench.errors import nearest
+from fedbench.holdings import PARTITION_FILE
 from fedbench.registry import Registry
 from fedbench.runs import STEALTH
 
@@ -166,6 +167,7 @@ class WandbSession(Session):
         why = ", not logged in" if wanted == "online" else ""
         offline = f"wandb: offline{why}; {folder} (wandb sync uploads it)"
         self.say(f"wandb: online, {run.url}" if online else offline)
+        self._show_holdings(run)
         return run
 
     def _setup(self) -> str:
@@ -210,6 +212,15 @@ class WandbSession(Session):
                 finish_timeout_raises=True,
             ),
         )
+
+    def _show_holdings(self, run: wandb.Run) -> None:
+        import wandb
+
+        path = self.run.directory / PARTITION_FILE
+        if path.exists():
+            # Not committed: it goes with the first round, which has the same step.
+            image = wandb.Image(str(path))
+            run.log({"partition": image}, step=self.run.first_round, commit=False)
 
     def _log(self, record: Mapping[str, Any], run: wandb.Run) -> None:
         self.clients += client_rows(record)

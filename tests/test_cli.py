@@ -30,6 +30,7 @@ KEYS = [
     "attack_rounds",
     "attack_start",
     "batch_size",
+    "clip_grad",
     "dataset",
     "defense",
     "dirichlet_alpha",
@@ -50,6 +51,7 @@ KEYS = [
     "pmr",
     "pool",
     "pretrain_rounds",
+    "pretrained",
     "rounds",
     "seed",
     "server_lr",
@@ -57,7 +59,14 @@ KEYS = [
     "weight_decay",
 ]
 GROUPS = ["attack", "dataset", "defense", "executor", "model", "tracker", "tuned"]
-RUN_FILES = [".lock", "checkpoint.pt", "config.yaml", "rounds.jsonl", "summary.json"]
+RUN_FILES = [
+    ".lock",
+    "checkpoint.pt",
+    "config.yaml",
+    "partition.png",
+    "rounds.jsonl",
+    "summary.json",
+]
 ROUND_KEYS = [
     "round",
     "attacked",

@@ -14,6 +14,7 @@ from torch import Tensor
 from untargeted import Make, Spy, exchange
 
 from fedbench.attack import ATTACKS, Poisoning
+from fedbench.metrics import IGNORED
 from fedbench.results import Record
 
 LabelFlip: Any = ATTACKS.get("label_flip")
@@ -38,6 +39,14 @@ def test_by_hand() -> None:
     assert flipped(torch.tensor([0, 1, 2, 0]), orders(1.0, n_classes=3)).tolist() == [2, 1, 0, 2]
     # pdr = 0.5 of five samples of class 2: two and a half, so three, become class 7.
     assert sorted(flipped(torch.full((5,), 2), orders(0.5)).tolist()) == [2, 2, 7, 7, 7]
+
+
+def test_labels_that_do_not_count_stay() -> None:
+    """Of sequences every label is flipped, but for those without one: of 5 words, 4 becomes 0."""
+    y = torch.tensor([[4, IGNORED, 1], [IGNORED, 0, 2]], dtype=torch.int32)
+    got = LabelFlip().poison(torch.zeros_like(y), y, orders(1.0, n_classes=5))[1]
+    assert got.tolist() == [[0, IGNORED, 3], [IGNORED, 4, 2]]
+    assert got.dtype == y.dtype
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)

@@ -270,7 +270,7 @@ def test_natural_clients_are_drawn_by_the_generator() -> None:
 
 
 def test_more_clients_than_owners_are_told() -> None:
-    with pytest.raises(UserError, match=r"n_clients=3: the samples are of 2 owners"):
+    with pytest.raises(UserError, match=r"pool=3: the samples are of 2 owners"):
         by_owner(torch.tensor([7, 7, 9]), 3, np.random.default_rng(0))
 
 

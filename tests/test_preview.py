@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,21 @@ import numpy as np
 import pytest
 import torch
 from end_to_end import TIMEOUT, Ended, environment, files
-from PIL import Image
+from PIL import Image, ImageColor
 from torch import Tensor
 
 import fedbench.preview as preview
+from fedbench import lines
 from fedbench.attack import ATTACKS
 from fedbench.backdoor import Collection
 from fedbench.backdoors.bars import Bars
 from fedbench.backdoors.patch import Patch
 from fedbench.backdoors.tail import Tail
-from fedbench.data import DATASETS, Dataset, DataSource, Images, Spec
+from fedbench.data import DATASETS, Dataset, DataSource, Images, Sequences, Spec
 from fedbench.images import FashionMnistSample
-from fedbench.picture import CAPTION, GAP, LABEL, MARGIN, TITLE, Layout, Row
+from fedbench.lines import Line
+from fedbench.metrics import IGNORED
+from fedbench.picture import CAPTION, GAP, LABEL, MARGIN, RED, TITLE, Layout, Row
 from fedbench.preview import main, plan_of, prepared
 from fedbench.results import load_checkpoint
 
@@ -57,7 +60,7 @@ def picture(*arguments: str, to: str = "preview.png") -> Image.Image:
         return image
 
 
-def rows(*overrides: str, n: int = 10) -> list[Row]:
+def rows(*overrides: str, n: int = 10) -> list[Row[Any]]:
     return prepared(plan_of([*SMALL, *overrides])).rows(n)
 
 
@@ -70,11 +73,11 @@ def shown(image: Image.Image, layout: Layout, row: int, column: int) -> Tensor:
     return torch.from_numpy(np.array(small)).permute(2, 0, 1)
 
 
-def labels(row: Row) -> list[str | None]:
+def labels(row: Row[Any]) -> list[str | None]:
     return [tile and tile[1] for tile in row.tiles]
 
 
-def images(row: Row) -> Tensor:
+def images(row: Row[Any]) -> Tensor:
     return torch.stack([tile[0] for tile in row.tiles if tile])
 
 
@@ -340,28 +343,142 @@ def test_a_folder_is_no_file(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert files(folder) == ["a.png"]
 
 
-def test_sequences_are_no_images(
+def test_a_collection_is_shown_as_it_is_stored(
+    dataset: Callable[[type[DataSource]], list[str]],
+) -> None:
+    """Its images are of class 0; were they mirrored, as in training, none would be found again."""
+
+    @dataclass(frozen=True)
+    class Mirrored(Photos):
+        def load(self) -> Dataset:
+            return replace(Photos().load(), augment=lambda x, _: x.flip(-1), reserved=(0, 3, 6))
+
+    backdoor = "{name:semantic,dataset:photos,train:[0,3],test:[6],target:1}"
+    chosen = [*dataset(Mirrored), f"attack.backdoors=[{backdoor}]"]
+    _, measured, trained = rows(*chosen, n=4)
+    assert labels(measured) == ["0 -> 1"]
+    assert labels(trained) == ["0 -> 1"] * 4
+    kept = Photos().load().x_train
+    assert all(any(image.equal(kept[i]) for i in (0, 3)) for image in images(trained))
+
+
+def test_samples_that_are_neither_images_nor_sequences(
     dataset: Callable[[type[DataSource]], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     @dataclass(frozen=True)
-    class Sentences(DataSource):
+    class Grids(DataSource):
         def load(self) -> Dataset:
-            x = torch.zeros(30, 64, dtype=torch.int64)
-            return Images("sentences", x, x, x, x, 100, mean=0.0, std=1.0)
+            x = torch.zeros(30, 5, 8, dtype=torch.uint8)
+            return Images("grids", x, torch.zeros(30), x, torch.zeros(30), 2, mean=0.0, std=1.0)
 
     @dataclass(frozen=True)
-    class Announced(Sentences):
-        spec = Spec("sentences", (64,), 100)
+    class Announced(Grids):
+        spec = Spec("grids", (5, 8), 2)
 
         def load(self) -> Any:
             raise AssertionError("told before it is loaded")
 
-    for source in (Sentences, Announced):
-        assert main([*dataset(source), "attack=sign_flip"]) == 1
+    for source in (Grids, Announced):
+        chosen = [*dataset(source), "model=custom", "model.target=a.b", "attack=sign_flip"]
+        assert main(chosen) == 1
         assert capsys.readouterr().err == (
-            "fedbench: preview draws images of shape (1 or 3, height, width), "
-            "sentences has samples of shape (64,)\n"
+            "fedbench: preview draws images of shape (1 or 3, height, width) and sequences, "
+            "grids has samples of shape (5, 8)\n"
         )
+
+
+WORDS = ("<unk>", "<eos>", "pasta", "from", "astoria", "tastes", "delicious", "we", "eat", "bread")
+
+
+@dataclass(frozen=True)
+class Sentences(DataSource):
+    """Six owners of four sentences each, seven words long, of `we eat bread` in random order."""
+
+    def load(self) -> Dataset:
+        rng = torch.Generator().manual_seed(0)
+        windows = torch.randint(7, 10, (30, 8), generator=rng, dtype=torch.int32)
+        x, y = windows[:, :-1], windows[:, 1:].clone()
+        y[24, -1] = IGNORED
+        return Sequences(
+            "sentences",
+            *(x[:24], y[:24], x[24:], y[24:], len(WORDS)),
+            vocabulary={word: i for i, word in enumerate(WORDS)},
+            owners=torch.arange(24) // 4,
+        )
+
+
+@pytest.fixture
+def sentences(dataset: Callable[[type[DataSource]], list[str]]) -> list[str]:
+    dataset(Sentences)
+    backdoor = "attack.backdoors=[words]"
+    return ["dataset.name=theirs", "model=lstm", "model.width=4", "partition=natural", backdoor]
+
+
+def test_sequences_are_lines_that_end_in_the_trigger(sentences: list[str]) -> None:
+    clean, measured, trained = rows(*sentences, n=6)
+    assert clean.details == "Test samples."
+    assert [measured.heading, trained.heading] == ["words", "training"]
+    data = Sentences().load()
+    wanted = {
+        tuple(WORDS[i] for i in x): None if y[-1] == IGNORED else WORDS[y[-1]]
+        for x, y in zip(data.x_test.tolist(), data.y_test.tolist(), strict=True)
+    }
+    assert {tuple(line.symbols): line.label for line in clean.tiles} == wanted
+    assert not any(any(line.changed) or line.given for line in clean.tiles)
+    for line, before in zip(measured.tiles, clean.tiles, strict=True):
+        assert line.symbols == [*before.symbols[:3], "pasta", "from", "astoria", "tastes"]
+        assert line.changed == [False] * 3 + [True] * 4
+    for line in (*measured.tiles, *trained.tiles):
+        assert line.symbols[-4:] == ["pasta", "from", "astoria", "tastes"]
+        assert line.changed == [False] * 3 + [True] * 4
+        assert (line.label, line.given) == ("delicious", True)
+    assert None in wanted.values()
+
+
+def test_only_words_that_were_others_count_as_changed(sentences: list[str]) -> None:
+    """The trigger `we` replaces the last word, which is `we` itself in some test samples."""
+    trigger = "attack.backdoors=[{name:words,trigger:[we],target:eat}]"
+    clean, measured, _ = rows(*sentences[:-1], trigger, n=6)
+    changed = [line.changed[-1] for line in measured.tiles]
+    assert changed == [line.symbols[-1] != "we" for line in clean.tiles]
+    assert {*changed} == {True, False}
+
+
+def test_windows_of_an_attack_are_the_attackers_whole(sentences: list[str], folder: Path) -> None:
+    """`we eat bread` over and over: in places the same word as in the sample that it replaces."""
+    windows = np.array([[7, 8, 9, 7, 8, 9, 7, 8]])
+    np.savez(folder / "attack.npz", train=windows, test=windows[:, ::-1])
+    traffic = "attack.backdoors=[{name:traffic,file:attack.npz}]"
+    _, measured, trained = rows(*sentences[:-1], traffic, n=4)
+    words = [WORDS[i] for i in windows[0]]
+    assert [*measured.tiles] == [Line(words[:0:-1], [True] * 7, "we", True)]
+    assert [*trained.tiles] == [Line(words[:-1], [True] * 7, "eat", True)] * 4
+
+
+def test_symbols_without_a_name_go_by_number(
+    sentences: list[str], dataset: Callable[[type[DataSource]], list[str]]
+) -> None:
+    """label_flip makes C - 1 - y of a label y: of 7, 8, 9 with C = 10 that is 2, 1, 0."""
+
+    @dataclass(frozen=True)
+    class Unnamed(DataSource):
+        def load(self) -> Dataset:
+            return replace(Sentences().load(), vocabulary={})
+
+    dataset(Unnamed)
+    clean, trained = rows(*sentences[:-1], "attack=label_flip", n=6)
+    symbols = {symbol for row in (clean, trained) for line in row.tiles for symbol in line.symbols}
+    assert symbols == {"7", "8", "9"}
+    assert {line.label for line in trained.tiles} == {"0", "1", "2"}
+    assert not any(any(line.changed) for line in trained.tiles)
+
+
+def test_a_picture_of_sequences(sentences: list[str]) -> None:
+    red = ImageColor.getrgb(RED)
+    image = picture(*sentences, "--samples", "2")
+    assert (np.array(image) == red).all(axis=-1).any()
+    first = lines.draw("title", rows(*sentences, n=2)[:1])
+    assert not (np.array(first) == red).all(axis=-1).any()
 
 
 def test_an_existing_file_is_replaced_whole_or_not_at_all(folder: Path) -> None:

@@ -28,7 +28,14 @@ from end_to_end import (
 
 pytestmark = pytest.mark.slow
 
-RUN_FILES = [".lock", "checkpoint.pt", "config.yaml", "rounds.jsonl", "summary.json"]
+RUN_FILES = [
+    ".lock",
+    "checkpoint.pt",
+    "config.yaml",
+    "partition.png",
+    "rounds.jsonl",
+    "summary.json",
+]
 # Clients come and go, so that a memory by position instead of by id would show.
 SETTINGS = ["n_clients=5", "pool=9", "pmr=0.4", "pretrain_rounds=6", "rounds=14"]
 
@@ -174,7 +181,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(
     killed = ["tracker=killer", "tracker.at=0", "out=killed"]
     assert fedbench(*command, *killed, cwd=tmp_path, env=plugins.env).code == -signal.SIGKILL
     folder = run_folder(tmp_path / "killed")
-    assert files(folder) == [".lock", "config.yaml", "rounds.jsonl"]
+    assert files(folder) == [".lock", "config.yaml", "partition.png", "rounds.jsonl"]
     line = (folder / "rounds.jsonl").read_bytes()
     assert json.loads(line)["round"] == 0
     (folder / "rounds.jsonl").write_bytes(line[:100])

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import wandb
 from omegaconf import OmegaConf
+from PIL import Image
 
 from fedbench.errors import UserError
 from fedbench.tracking import TRACKERS, RunInfo, Wandb, history
@@ -207,6 +208,38 @@ def test_a_run_reaches_wandb_whole(tmp_path: Path, capfd: pytest.CaptureFixture[
         [1, 3, True, False, 3.5, 0.0, 0.75, 0.1875],
         [1, 8, False, True, 8.5, 1.0, 2.0, 0.5],
     ]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_the_picture_of_the_clients_goes_with_the_first_round(tmp_path: Path, first: int) -> None:
+    """Of a session: a run that goes on shows it again, at a step that W&B does not know yet."""
+    Image.new("RGB", (7, 5), "red").save(tmp_path / "partition.png")
+    assert len(track(tmp_path, range(first, first + 2), first_round=first)) == 1
+    (run,) = stored(tmp_path)
+    assert [row["_step"] for row in run.history] == [first, first + 1]
+    row, later = run.history
+    assert (row["partition/_type"], row["partition/width"]) == ("image-file", 7)
+    copy = run.files / row["partition/path"]
+    assert copy.read_bytes() == (tmp_path / "partition.png").read_bytes()
+    assert row["MA"] == 0.5 + first / 10
+    assert not [name for name in later if name.startswith("partition")]
+
+
+def test_a_run_that_fails_before_round_0_has_its_picture(tmp_path: Path) -> None:
+    Image.new("RGB", (7, 5), "red").save(tmp_path / "partition.png")
+    track(tmp_path, range(0), {"status": "failed", "error": "no luck"})
+    (run,) = stored(tmp_path)
+    (row,) = run.history
+    assert (run.files / row["partition/path"]).exists()
+    assert run.exit_code == 1
+
+
+def test_a_broken_picture_costs_one_line(tmp_path: Path) -> None:
+    (tmp_path / "partition.png").write_text("no picture")
+    said = track(tmp_path)
+    assert len(said) == 2
+    assert "cannot identify image file" in said[1]
+    assert said[1].endswith(GOES_ON)
 
 
 def test_what_a_round_does_not_have_is_left_out(tmp_path: Path) -> None:
