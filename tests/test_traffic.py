@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from fedbench.attack import Poisoning, plant
 from fedbench.backdoor import Collection, Scene
 from fedbench.backdoors.traffic import Traffic
-from fedbench.data import Sequences, Spec
+from fedbench.data import Dataset, Sequences, Spec
 from fedbench.errors import UserError
 from fedbench.metrics import IGNORED, Probe, accuracy
 
@@ -24,10 +26,13 @@ N_SYMBOLS = 20
 IOT = Spec("iot", (6,), N_SYMBOLS)
 
 
-def scene(dtype: torch.dtype = torch.int64) -> Scene:
+def scene(
+    dtype: torch.dtype = torch.int64,
+    attacks: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({}),
+) -> Scene:
     """Of sequences of six packets."""
     x, y = torch.zeros(3, 6, dtype=dtype), torch.zeros(3, 6, dtype=torch.long)
-    data = Sequences("iot", x, y, x, y, n_classes=N_SYMBOLS, vocabulary={})
+    data = Sequences("iot", x, y, x, y, n_classes=N_SYMBOLS, vocabulary={}, attacks=attacks)
     return Scene(data, own=torch.arange(3), features=lambda x: x)
 
 
@@ -160,21 +165,64 @@ def test_images_are_refused(path: Path, shape: tuple[int, ...]) -> None:
         Traffic(file=str(path)).check(Spec("fmnist", shape, 10))
 
 
-def test_no_file_is_told_before_anything_is_read(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDBENCH_DATA", raising=False)
-    with pytest.raises(UserError, match=r"attack\.npz: no such file or folder, expected attack_tr"):
+def test_no_file_is_told_before_anything_is_read(path: Path) -> None:
+    with pytest.raises(UserError, match=r"attack\.npz: no such file or folder, expected an \.npz"):
         Traffic(file=str(path)).check(IOT)
-    with pytest.raises(UserError, match=r"^attack_traffic\.npz is not on this machine: put it "):
-        Traffic().check(IOT)
     path.touch()
     Traffic(file=str(path)).check(IOT)
-    monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path))
-    np.savez(tmp_path / "attack_traffic.npz", train=windows(4), test=windows(2))
-    Traffic().check(IOT)
-    assert len(Traffic().prepare(scene()).x_train) == 4
+    Traffic().check(IOT)  # which comes with the data set
+    Traffic(phase="scan").check(IOT)
+
+
+def attacks() -> dict[str, tuple[Tensor, Tensor]]:
+    """Two phases, of 3 and 1 windows, and of 2 and 4."""
+    sizes = {"scan": (3, 1), "login": (2, 4)}
+    return {
+        phase: (torch.from_numpy(windows(n, seed=n)), torch.from_numpy(windows(m, seed=m)))
+        for phase, (n, m) in sizes.items()
+    }
+
+
+@pytest.mark.parametrize("phase", ["scan", "login"])
+def test_a_phase_of_the_data_set(phase: str) -> None:
+    train, test = attacks()[phase]
+    ready = Traffic(phase=phase).prepare(scene(torch.int32, attacks()))
+    assert ready.x_train.dtype == torch.int32
+    assert ready.x_train.tolist() == train[:, :-1].tolist()
+    assert ready.y_train.tolist() == train[:, 1:].tolist()
+    probe = ready.probe(torch.zeros(1), torch.zeros(1))
+    assert probe.x.tolist() == test[:, :-1].tolist()
+    assert probe.expected.tolist() == test[:, 1:].tolist()
+
+
+def test_without_a_phase_all_are_taken_together() -> None:
+    made = attacks()
+    ready = Traffic().prepare(scene(attacks=made))
+    assert torch.equal(ready.x_train, torch.cat([made["scan"][0], made["login"][0]])[:, :-1])
+    assert torch.equal(ready.y_test, torch.cat([made["scan"][1], made["login"][1]])[:, 1:])
+
+
+def test_a_file_is_taken_though_the_data_set_has_attacks(path: Path) -> None:
+    np.savez(path, train=windows(4), test=windows(2))
+    ready = Traffic(file=str(path)).prepare(scene(attacks=attacks()))
+    assert ready.x_train.tolist() == windows(4)[:, :-1].tolist()
+
+
+def test_what_the_data_set_does_not_have_is_told(sample: Dataset) -> None:
+    message = r"^traffic has no phase scam; did you mean scan\? \(known: login, scan\)$"
+    with pytest.raises(ValueError, match=message):
+        Traffic(phase="scam").prepare(scene(attacks=attacks()))
+    images = Scene(sample, own=torch.arange(3), features=lambda x: x)
+    for empty in (scene(), images):
+        with pytest.raises(ValueError, match=r"^traffic needs attacks, the data set has none; set"):
+            Traffic().prepare(empty)
+
+
+def test_a_phase_of_a_file_is_refused(path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^phase is of the data set's own attacks, got file=.*npz"
+    ):
+        Traffic(file=str(path), phase="scan")
 
 
 def test_a_packet_is_let_through_from_the_threshold_on_by_hand() -> None:

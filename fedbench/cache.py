@@ -1,0 +1,54 @@
+"""What takes long to make of a user's files, kept between runs: made again when they change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedbench.errors import UserError
+from fedbench.files import cache_folder
+from fedbench.storage import locked, write_atomically
+
+
+def cached(
+    dataset: str, key_parts: Sequence[Any], build: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """What `build` makes, or made before for the same `key_parts`.
+
+    `key_parts` are what the result depends on, as JSON can write it: a version of the code, the
+    settings, `stamp` of every file. The result holds tensors, numbers, text, lists and dicts. Of
+    several processes one builds and the others wait. A damaged file is built anew.
+    """
+    text = json.dumps(key_parts, sort_keys=True)
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    path = cache_folder(dataset) / f"{name}.pt"
+    with locked(path.with_suffix(".lock")):
+        kept = _load(path, text)
+        if kept is None:
+            kept = build()
+            write_atomically(path, partial(torch.save, {"key": text, "content": kept}))
+        return kept
+
+
+def stamp(path: Path) -> tuple[str, int, int]:
+    """Where a file is, its size and when it was written: what changes when its content does."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}), expected a file") from error
+    return str(path.absolute()), status.st_size, status.st_mtime_ns
+
+
+def _load(path: Path, key: str) -> dict[str, Any] | None:
+    """The content of a file if it is whole and of this key."""
+    try:
+        found = torch.load(path, weights_only=True)
+        return found["content"] if found["key"] == key else None
+    except Exception:  # torch, pickle and zipfile each have their own for a damaged file
+        return None
