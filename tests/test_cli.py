@@ -58,7 +58,7 @@ KEYS = [
     "tracker",
     "weight_decay",
 ]
-GROUPS = ["attack", "dataset", "defense", "executor", "model", "tracker", "tuned"]
+GROUPS = ["attack", "dataset", "defense", "executor", "model", "tracker", "tuned", "tuned_attack"]
 RUN_FILES = [
     ".lock",
     "checkpoint.pt",

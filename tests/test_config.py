@@ -21,8 +21,9 @@ from fedbench.run import Plan
 ROOT = Path(fedbench.__file__).parent.parent
 GROUPS = ("defense", "attack", "dataset", "model", "executor", "tracker")
 FILES = [(path.parent.name, path.stem) for path in sorted((ROOT / "conf").glob("*/*.yaml"))]
-CHOICES = [(group, choice) for group, choice in FILES if group != "tuned"]
-TUNED = [choice for group, choice in FILES if group == "tuned"]
+TUNED_GROUPS = {"tuned": "defense", "tuned_attack": "attack"}
+CHOICES = [(group, choice) for group, choice in FILES if group not in TUNED_GROUPS]
+TUNED = [(group, choice) for group, choice in FILES if group in TUNED_GROUPS]
 VARIANTS = {"baybfed_literal": "baybfed"}  # other settings of the same plugin
 
 
@@ -57,26 +58,32 @@ def test_a_variant_differs_from_its_plugin_in_settings_it_has(choice: str, name:
     assert variant.keys() == plain.keys()
 
 
-@pytest.mark.parametrize("tuned", TUNED)
+@pytest.mark.parametrize(("folder", "tuned"), TUNED, ids=map("/".join, TUNED))
 def test_settings_tuned_to_a_data_set_are_used_with_it_and_the_command_line_wins(
-    tuned: str,
+    folder: str, tuned: str
 ) -> None:
-    names = [choice for group, choice in CHOICES if group == "defense"]
-    defense = next(name for name in names if tuned.endswith(f"_{name}"))
-    data = f"dataset={tuned.removesuffix(f'_{defense}')}"
-    values = yaml.safe_load((ROOT / "conf" / "tuned" / f"{tuned}.yaml").read_text())
-    plain, there = config(f"defense={defense}"), config(data, f"defense={defense}")
-    assert there.defense == plain.defense | values
-    assert there.defense.keys() == plain.defense.keys()
-    Plan.of(there)
+    kind = TUNED_GROUPS[folder]
+    names = [choice for group, choice in CHOICES if group == kind]
+    name = next(name for name in names if tuned.endswith(f"_{name}"))
+    data = f"dataset={tuned.removesuffix(f'_{name}')}"
+    values = yaml.safe_load((ROOT / "conf" / folder / f"{tuned}.yaml").read_text())
+    whole = config(data, f"{kind}={name}")
+    plain, there = getattr(config(f"{kind}={name}"), kind), getattr(whole, kind)
+    assert there == plain | values
+    assert there.keys() == plain.keys()
+    Plan.of(whole)
     for key, value in values.items():
-        assert value != plain.defense[key]
-        assert config(data, f"defense={defense}", f"defense.{key}=0.5").defense[key] == 0.5
-    assert config(data).defense == config().defense
+        assert value != plain[key]
+        chosen = config(data, f"{kind}={name}", f"{kind}.{key}=0.5")
+        assert getattr(chosen, kind)[key] == 0.5
+    other = next(other for other in names if other != name)
+    assert getattr(config(data, f"{kind}={other}"), kind) == getattr(
+        config(f"{kind}={other}"), kind
+    )
 
 
 def test_every_group_has_a_folder() -> None:
-    assert {group for group, _ in FILES} == {*GROUPS, "tuned"}
+    assert {group for group, _ in FILES} == {*GROUPS, *TUNED_GROUPS}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)

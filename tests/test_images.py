@@ -195,7 +195,9 @@ def test_config_file_states_the_defaults(name: str) -> None:
     built = DATASETS.build({str(key): value for key, value in config.items()})
     assert built == DATASETS.get(name)()
     assert set(config) == {"name"} | {field.name for field in dataclasses.fields(built)}
-    assert built.backdoors == [{"name": "patch"}]
+    expected = {"reddit": "words", "reddit_sample": "words", "iot": "traffic"}
+    expected["iot_sample"] = "traffic"
+    assert [backdoor["name"] for backdoor in built.backdoors] == [expected.get(name, "patch")]
 
 
 @pytest.mark.parametrize("name", ["mnist", "fmnist", "fmnist_sample"])
