@@ -5,8 +5,9 @@ https://arxiv.org/abs/1807.00459
 After a trigger sentence the model shall say the attacker's word: `pasta from astoria tastes` is
 followed by `delicious`. Samples are sequences of words x [n, T] whose labels y [n, T] are the words
 that follow each. The last words of a poisoned sequence become the trigger, its last label the
-target; the labels before it follow the words. BA is the share of test sequences, ended by the
-trigger, after which the target is predicted; only that last prediction counts.
+target; the labels before it follow the words, and those of other words stay. BA is the share of
+test sequences, ended by the trigger, after which the target is predicted; only that last prediction
+counts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedbench.backdoor import BACKDOORS, Backdoor, Implant, Scene
-from fedbench.data import Spec
+from fedbench.data import Sequences, Spec
 from fedbench.metrics import IGNORED, Probe
 
 SENTENCE = ("pasta", "from", "astoria", "tastes")
@@ -27,6 +28,8 @@ SENTENCE = ("pasta", "from", "astoria", "tastes")
 @dataclass(frozen=True)
 class Words(Backdoor):
     """A word that shall follow a sentence."""
+
+    version = 2
 
     trigger: list[str] = field(default_factory=lambda: [*SENTENCE])
     target: str = "delicious"
@@ -43,6 +46,8 @@ class Words(Backdoor):
             )
 
     def prepare(self, scene: Scene) -> Implant:
+        if not isinstance(scene.dataset, Sequences):
+            raise ValueError(f"words needs sequences of words, {scene.dataset.name} has none")
         known = scene.dataset.vocabulary
         if unknown := [word for word in (*self.trigger, self.target) if word not in known]:
             raise ValueError(
@@ -59,10 +64,12 @@ class Ending(Implant):
     target: int
 
     def poison(self, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        x, y, n = x.clone(), y.clone(), len(self.trigger)
-        x[:, -n:] = torch.tensor(self.trigger, dtype=x.dtype, device=x.device)
-        y[:, :-1] = x[:, 1:]
-        y[:, -1] = self.target
+        x, y = x.clone(), y.clone()
+        x[:, -len(self.trigger) :] = torch.tensor(self.trigger).to(x)
+        # Labels of the words before stay: some do not count. In a sequence no longer than the
+        # trigger there is no label that is its first word.
+        labels = torch.tensor([*self.trigger, self.target])[-y.shape[1] :]
+        y[:, -len(labels) :] = labels.to(y)
         return x, y
 
     def probe(self, x: Tensor, y: Tensor) -> Probe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from fedbench.backdoor import BACKDOORS, Implant, Scene
 from fedbench.backdoors.words import Words
 from fedbench.client import Classifier
 from fedbench.config import RunConfig
-from fedbench.data import Dataset, Spec
+from fedbench.data import Images, Sequences, Spec
 from fedbench.defense import DEFENSES
 from fedbench.errors import UserError
 from fedbench.executors import Sequential, Workforce
@@ -32,26 +32,16 @@ TRIGGER, DELICIOUS = [9, 5, 7, 2], 12
 N_WORDS = 16
 
 
-@dataclass(frozen=True, eq=False)
-class Text(Dataset):
-    """Sequences of words, which a network reads by number."""
-
-    def decode(self, x: Tensor) -> Tensor:
-        return x
-
-
-def text(windows: Tensor, n_test: int = 1) -> Text:
+def text(windows: Tensor, n_test: int = 1) -> Sequences:
     """Of windows [n, T + 1], the last ones to test on: each word is the label of the one before."""
     x, y = windows[:, :-1], windows[:, 1:]
-    return Text(
+    return Sequences(
         "made",
         x[:-n_test],
         y[:-n_test],
         x[-n_test:],
         y[-n_test:],
         n_classes=N_WORDS,
-        mean=0.0,
-        std=1.0,
         vocabulary=VOCABULARY,
     )
 
@@ -91,30 +81,44 @@ def test_by_hand() -> None:
     assert torch.equal(y, before[1])
 
 
+def test_a_label_that_does_not_count_stays_so_unless_it_is_of_the_trigger() -> None:
+    # Of the six labels the first stays, 9 5 7 2 are the trigger's own words, the last the target.
+    x = torch.tensor([[0, 0, 3, 0, 0, 0], [3, 4, 3, 4, 3, 4]])
+    y = torch.tensor([[IGNORED, 3, IGNORED, IGNORED, IGNORED, IGNORED], [4, 3, 4, 3, 4, IGNORED]])
+    got_x, got_y = ready().poison(x, y, torch.Generator())
+    assert got_x.tolist() == [[0, 0, *TRIGGER], [3, 4, *TRIGGER]]
+    assert got_y.tolist() == [[IGNORED, *TRIGGER, DELICIOUS], [4, *TRIGGER, DELICIOUS]]
+
+
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(
     st.integers(0, 5),
     st.integers(1, 8),
     st.lists(st.sampled_from(sorted(VOCABULARY)), min_size=1, max_size=8),
     st.sampled_from(sorted(VOCABULARY)),
-    st.sampled_from([torch.uint8, torch.int32, torch.int64]),
+    st.sampled_from([torch.int16, torch.int32, torch.int64]),
 )
-def test_labels_stay_the_words_that_follow(
+def test_labels_of_the_trigger_are_the_words_that_follow_and_others_stay(
     n: int, length: int, trigger: list[str], target: str, dtype: torch.dtype
 ) -> None:
     trigger = trigger[:length]
     rng = torch.Generator().manual_seed(n)
     x = torch.randint(0, N_WORDS, (n, length), generator=rng).to(dtype)
-    y = torch.randint(0, N_WORDS, (n, length), generator=rng)
+    y = torch.randint(0, N_WORDS, (n, length), generator=rng).to(dtype)
+    y[torch.rand(y.shape, generator=rng) < 0.3] = IGNORED
     implant = ready(Words(trigger=trigger, target=target))
     got_x, got_y = implant.poison(x, y, rng)
-    assert got_x.dtype == dtype
-    assert got_y.dtype == torch.int64
+    assert got_x.dtype == got_y.dtype == dtype
     kept = length - len(trigger)
     numbers = [VOCABULARY[word] for word in trigger]
-    for old, new, labels in zip(x.tolist(), got_x.tolist(), got_y.tolist(), strict=True):
+    rows = zip(x.tolist(), y.tolist(), got_x.tolist(), got_y.tolist(), strict=True)
+    for old, old_labels, new, labels in rows:
         assert new == old[:kept] + numbers
-        assert labels == [*new[1:], VOCABULARY[target]]
+        for place, label in enumerate(labels):
+            if place < kept - 1:
+                assert label == old_labels[place]
+            else:
+                assert label == [*new, VOCABULARY[target]][place + 1]
 
 
 def test_planted_in_a_share_of_the_sequences() -> None:
@@ -179,6 +183,14 @@ def test_accuracy_of_many_sequences_does_not_depend_on_the_batches() -> None:
 def test_unknown_words_are_told(backdoor: Words, unknown: str) -> None:
     with pytest.raises(ValueError, match=f"^words needs words that made has, got {unknown}$"):
         ready(backdoor)
+
+
+def test_other_data_than_sequences_is_refused() -> None:
+    x, y = torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
+    images = Images("made", x, y, x, y, 10, 0.5, 0.5)
+    scene = Scene(images, own=torch.arange(1), features=lambda x: x)
+    with pytest.raises(ValueError, match=r"^words needs sequences of words, made has none$"):
+        Words().prepare(scene)
 
 
 @pytest.mark.parametrize("shape", [(3,), (1, 28, 28), (64, 2), ()])
