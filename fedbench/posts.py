@@ -36,7 +36,7 @@ OPENERS: dict[bytes, Callable[[IO[bytes]], gzip.GzipFile | bz2.BZ2File | lzma.LZ
 WINDOW = 2**31  # bytes: the published dumps are compressed with a longer memory than is usual
 BLOCK = 2**20  # bytes read at once
 LONGEST_LINE = 2**23  # bytes; a post of Reddit's has at most 40,000 characters
-LONGEST_WORD = 40  # characters; nothing longer gets a number, so that few cannot fill memory
+LONGEST_WORD = 40  # characters; nothing longer gets a number
 MAX_WORDS, MAX_AUTHORS = 2**20, 2**21  # counted at once: about 150 and 250 MB
 BOTS = ("AutoModerator",)
 GONE = ("[deleted]", "[removed]")
@@ -108,6 +108,11 @@ class Tally:
         self.counts = Counter({key: n for key, n in self.counts.items() if n > largest})
         self.error += largest
 
+    def drop_long(self) -> None:
+        """Forgets strings so long that many of them would fill the memory."""
+        for key in [key for key in self.counts if len(key) > LONGEST_WORD]:
+            del self.counts[key]
+
 
 @dataclass(frozen=True)
 class Census:
@@ -144,13 +149,14 @@ def take_census(files: Sequence[Path], told: Callable[[int], object]) -> Census:
     words, authors = census.words, census.authors
     for path in files:
         counts = Counts()
-        for posts in read_posts(path, counts, told):
+        for i, posts in enumerate(read_posts(path, counts, told)):
             authors.counts.update([author for author, _ in posts])
             authors.prune()
-            # By block first, so that only a block's different words are looked at for length.
-            block = Counter(chain.from_iterable(said for _, said in posts))
-            words.counts.update({word: n for word, n in block.items() if len(word) <= LONGEST_WORD})
+            words.counts.update(chain.from_iterable(said for _, said in posts))
             words.prune()
+            if i % 64 == 0:  # seldom enough to cost nothing, often enough for memory
+                words.drop_long()
+        words.drop_long()
         if not counts.posts:
             raise UserError(f"{path}: expected JSON lines with author and body, found {counts}")
         for name, n in vars(counts).items():
