@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 PACKAGES = {name: f"fedbench/{name}" for name in ("attacks", "backdoors", "conf", "defenses")}
-DATA = (".yaml", ".gz", ".txt", ".typed")
+DATA = (".yaml", ".gz", ".txt", ".typed", ".xz")
 
 
 def python(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> str:
