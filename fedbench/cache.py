@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,9 @@ def stamp(path: Path) -> tuple[str, int, int]:
 def _load(path: Path, key: str) -> dict[str, Any] | None:
     """The content of a file if it is whole and of this key."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is not None:  # torch takes changed bytes as they are
+                return None
         found = torch.load(path, weights_only=True)
         return found["content"] if found["key"] == key else None
     except Exception:  # torch, pickle and zipfile each have their own for a damaged file

@@ -78,6 +78,17 @@ def test_a_file_cut_at_any_place_is_built_anew(folder: Path) -> None:
         assert path.read_bytes() == whole
 
 
+def test_a_changed_bit_is_built_anew(folder: Path) -> None:
+    build = Builder()
+    cached("made", [1], build)
+    (path,) = folder.glob("*.pt")
+    data = path.read_bytes()
+    at = data.index(CONTENT["x"].numpy().tobytes()) + 8  # within the tensor: 1 becomes 3
+    path.write_bytes(data[:at] + bytes([data[at] ^ 2]) + data[at + 1 :])
+    assert same(cached("made", [1], build))
+    assert build.n_calls == 2
+
+
 def test_a_file_of_other_content_is_built_anew(folder: Path) -> None:
     build = Builder()
     cached("made", [1], build)
