@@ -219,7 +219,9 @@ def _caption(
 ) -> str:
     """What all the runs share, the seeds, and how to read the numbers."""
     first = runs[0].config if runs else {}
-    shared = [key for key in LEADING if key not in keys and first.get(key) is not None]
+    by_class = first.get("partition", "main_class") == "main_class"  # else non_iid is of no effect
+    leading = [key if by_class or key != "non_iid" else "partition" for key in LEADING]
+    shared = [key for key in leading if key not in keys and first.get(key) is not None]
     parts = [", ".join(f"{key} {show(_shown(runs[0], key))}" for key in shared)] if shared else []
     seeds = sorted({run.config["seed"] for run in runs if "seed" in run.config}, key=_natural)
     if seeds:

@@ -82,6 +82,21 @@ def test_markdown_exactly(runs: Runs) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        ("main_class", "non_iid 0.7"),
+        ("dirichlet", "partition dirichlet"),
+        ("natural", "partition natural"),
+    ],
+)
+def test_a_caption_names_what_decides_who_holds_what(runs: Runs, partition: str, said: str) -> None:
+    runs.add("krum", finished(), partition=partition, non_iid=0.7)
+    caption = to_markdown(read_runs([runs.top])).splitlines()[-1]
+    assert f", {said}, n_clients 30" in caption
+    assert ("non_iid" in caption) == (partition == "main_class")
+
+
 def test_seeds_are_averaged(runs: Runs) -> None:
     # MA 80, 84, 88: mean 84, squared deviations 16 + 0 + 16 over 3 - 1 is 16, its root 4.
     # TPR has two values, 90 and 100: mean 95, root of (25 + 25) / 1 is 7.07. AUC has one, TNR none.
