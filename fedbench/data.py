@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbench.registry import Registry
@@ -94,6 +96,16 @@ class Sequences(Dataset):
 
     def decode(self, x: Tensor) -> Tensor:
         return x
+
+
+def windows_of(stream: NDArray[np.int32], length: int) -> NDArray[np.int32]:
+    """A stream of symbols [n] in windows [k, length + 1], each from the last symbol before it on.
+
+    So every symbol but the first is a label once; a rest of no full window is left out.
+    """
+    starts = np.arange(0, len(stream) - length, length)
+    windows: NDArray[np.int32] = stream[starts[:, None] + np.arange(length + 1)]
+    return windows
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedbench.cache import cached, stamp
 from fedbench.config import share
-from fedbench.data import DATASETS, DataSource, Sequences, Spec
+from fedbench.data import DATASETS, DataSource, Sequences, Spec, windows_of
 from fedbench.errors import UserError
 from fedbench.files import ASSETS, data_folders, local_file
 from fedbench.metrics import IGNORED
@@ -113,7 +113,7 @@ class Posts(DataSource):
             raise UserError(
                 f"dataset.length={self.length}: no author of {_where(files)} has as many words"
             )
-        test = self._cut(np.concatenate([test for _, test in parts]))
+        test = windows_of(np.concatenate([test for _, test in parts]), self.length)
         if not len(test):
             raise UserError(
                 f"dataset.test_rate={self.test_rate}: the posts to test on, of {len(parts)} "
@@ -157,14 +157,7 @@ class Posts(DataSource):
         """An author's windows to train on [k, T + 1], and its words to test on."""
         n_test = min(max(share(self.test_rate, len(ends)), 1), len(ends) - 1)
         numbers, border = np.frombuffer(stream, np.int32), ends[-n_test - 1]
-        return self._cut(numbers[:border]), numbers[border:].copy()
-
-    def _cut(self, stream: Ints) -> Ints:
-        """The windows of a stream [k, T + 1], the last word of each the first of the next."""
-        n = (len(stream) - 1) // self.length
-        starts = np.arange(max(n, 0))[:, None] * self.length
-        windows: Ints = stream[starts + np.arange(self.length + 1)]
-        return windows
+        return windows_of(numbers[:border], self.length), numbers[border:].copy()
 
 
 def _labels(windows: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedbench.cache import cached, stamp
-from fedbench.data import DATASETS, DataSource, Sequences, Spec
+from fedbench.data import DATASETS, DataSource, Sequences, Spec, windows_of
 from fedbench.devices import attack_traffic, normal_traffic
 from fedbench.errors import UserError
 from fedbench.files import data_folders
@@ -153,15 +153,9 @@ class Traffic(DataSource):
         return stream[: len(stream) - n_test], stream[len(stream) - n_test :]
 
     def _cut(self, streams: Sequence[Ints]) -> Tensor:
-        """Windows [k, length + 1] int32 of streams, each from the last packet of the one before on.
-
-        So every packet but a stream's first is predicted once; a rest of no full window is not.
-        """
-        n = self.length
-        parts = [np.zeros((0, n + 1), np.int32)]
-        for stream in streams:
-            starts = np.arange(0, len(stream) - n, n)
-            parts.append(stream[starts[:, None] + np.arange(n + 1)])
+        """Windows [k, length + 1] int32 of all streams."""
+        none = np.zeros((0, self.length + 1), np.int32)
+        parts = [none, *(windows_of(stream, self.length) for stream in streams)]
         return torch.from_numpy(np.concatenate(parts))
 
 

@@ -25,6 +25,14 @@ SMALL = {
     "pretrain_rounds": "1",
     "local_epochs": "1",
 }
+RUN_FILES = [
+    ".lock",
+    "checkpoint.pt",
+    "config.yaml",
+    "partition.png",
+    "rounds.jsonl",
+    "summary.json",
+]  # what a finished run leaves behind
 TIMEOUT = 240.0  # seconds; the machine may be busy with other things
 
 

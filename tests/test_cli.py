@@ -11,6 +11,7 @@ import pytest
 import yaml
 from end_to_end import (
     ROOT,
+    RUN_FILES,
     Ended,
     Plugins,
     fedbench,
@@ -59,14 +60,6 @@ KEYS = [
     "weight_decay",
 ]
 GROUPS = ["attack", "dataset", "defense", "executor", "model", "tracker", "tuned", "tuned_attack"]
-RUN_FILES = [
-    ".lock",
-    "checkpoint.pt",
-    "config.yaml",
-    "partition.png",
-    "rounds.jsonl",
-    "summary.json",
-]
 ROUND_KEYS = [
     "round",
     "attacked",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from end_to_end import (
+    RUN_FILES,
     TIMEOUT,
     Plugins,
     checkpoint,
@@ -28,14 +29,6 @@ from end_to_end import (
 
 pytestmark = pytest.mark.slow
 
-RUN_FILES = [
-    ".lock",
-    "checkpoint.pt",
-    "config.yaml",
-    "partition.png",
-    "rounds.jsonl",
-    "summary.json",
-]
 # Clients come and go, so that a memory by position instead of by id would show.
 SETTINGS = ["n_clients=5", "pool=9", "pmr=0.4", "pretrain_rounds=6", "rounds=14"]
 
