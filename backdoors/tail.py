@@ -47,7 +47,7 @@ class Tail(Backdoor):
             raise ValueError(f"rate must be above 0 and at most 1, got {self.rate}")
 
     def check(self, spec: Spec) -> None:
-        if len(spec.sample_shape) == 1:
+        if spec.is_sequences:
             raise ValueError(
                 f"tail needs samples with one label, {spec.name} has sequences of shape "
                 f"{spec.sample_shape}"

@@ -39,7 +39,7 @@ class Words(Backdoor):
             raise ValueError("trigger must be one word or more, got none")
 
     def check(self, spec: Spec) -> None:
-        if len(spec.sample_shape) != 1 or spec.sample_shape[0] < len(self.trigger):
+        if not spec.is_sequences or spec.sample_shape[0] < len(self.trigger):
             raise ValueError(
                 f"words ends sequences with {len(self.trigger)} words, "
                 f"{spec.name} has samples of shape {spec.sample_shape}"

@@ -205,8 +205,8 @@ def _frames(path: Path, data: Buffer) -> _Frames:
     """Where the frames of a file lie."""
     magic = data[:4]
     frames = _Frames()
-    for order, name in (("<", "little"), (">", "big")):
-        number = int.from_bytes(magic, name)  # type: ignore[arg-type]
+    for order in "<>":
+        (number,) = struct.unpack(f"{order}I", magic.ljust(4, b"\0"))
         if number in PCAP and len(data) >= 24:
             _read_pcap(data, order, *PCAP[number], frames)
             break

@@ -163,7 +163,7 @@ class Population:
         They are poisoned after they are augmented, since a trigger must stay where it is.
         """
         data, seed, key = self.dataset, self.config.seed, _key(order, job)
-        if epoch:
+        if epoch:  # the first has the key of data sets that are the same in every epoch
             key = (*key, epoch)
         held = self.shards[job.client]
         x, y = data.x_train[held], data.y_train[held]

@@ -37,7 +37,7 @@ CLIENTS = ("chunk", "device")
 class Traffic(DataSource):
     """Packets of devices, cut into windows of `length` symbols.
 
-    The last `test_share` of every device's packets is for testing. Of the rest a client holds a
+    The last `test_rate` of every device's packets is for testing. Of the rest a client holds a
     chunk of `symbols_min` to `symbols_max`, so none holds packets of two devices, or all of one
     device's. A rest of fewer than `symbols_min` is left out. The alphabet is made of all packets,
     an attack's too, as one that is fixed before a system is deployed would know them.
@@ -50,7 +50,7 @@ class Traffic(DataSource):
     length: int = 20
     symbols: int = 256
     threshold: float = 0.01
-    test_share: float = 0.2
+    test_rate: float = 0.2
 
     kind: ClassVar[str]  # its name
 
@@ -68,8 +68,8 @@ class Traffic(DataSource):
             raise ValueError(f"symbols must be at least 2, got {self.symbols}")
         if not 0 < self.threshold < 1:
             raise ValueError(f"threshold must be above 0 and below 1, got {self.threshold}")
-        if not 0 < self.test_share < 1:
-            raise ValueError(f"test_share must be above 0 and below 1, got {self.test_share}")
+        if not 0 < self.test_rate < 1:
+            raise ValueError(f"test_rate must be above 0 and below 1, got {self.test_rate}")
 
     @property
     def spec(self) -> Spec:  # type: ignore[override]
@@ -113,7 +113,7 @@ class Traffic(DataSource):
             raise UserError(
                 f"{self.kind}: {len(streams)} devices with at most {longest} packets leave no "
                 f"client or no test at symbols_min={self.symbols_min}, length={self.length}, "
-                f"test_share={self.test_share}"
+                f"test_rate={self.test_rate}"
             )
         sizes = torch.tensor([len(windows) for windows in held])
         return {
@@ -143,13 +143,13 @@ class Traffic(DataSource):
         if not len(train) or not len(test):
             raise UserError(
                 f"{self.kind}: the attack {phase} has {sum(map(len, streams))} packets of devices, "
-                f"too few for windows of length={self.length} at test_share={self.test_share}"
+                f"too few for windows of length={self.length} at test_rate={self.test_rate}"
             )
         return [train, test]
 
     def _split(self, stream: Ints) -> tuple[Ints, Ints]:
         """What is for training, and the last share for testing."""
-        n_test = int(len(stream) * self.test_share)
+        n_test = int(len(stream) * self.test_rate)
         return stream[: len(stream) - n_test], stream[len(stream) - n_test :]
 
     def _cut(self, streams: Sequence[Ints]) -> Tensor:

@@ -202,8 +202,8 @@ def test_the_alphabet_knows_the_attack_and_leaves_out_what_is_rare() -> None:
         ({"symbols": 1}, "symbols must be at least 2, got 1"),
         ({"threshold": 0.0}, "threshold must be above 0 and below 1, got 0.0"),
         ({"threshold": 1.0}, "threshold must be above 0 and below 1, got 1.0"),
-        ({"test_share": 1.0}, "test_share must be above 0 and below 1, got 1.0"),
-        ({"test_share": float("nan")}, "test_share must be above 0 and below 1, got nan"),
+        ({"test_rate": 1.0}, "test_rate must be above 0 and below 1, got 1.0"),
+        ({"test_rate": float("nan")}, "test_rate must be above 0 and below 1, got nan"),
     ],
 )
 @pytest.mark.parametrize("name", ["iot", "iot_sample"])
@@ -222,7 +222,7 @@ def test_too_few_packets_are_told() -> None:
     with pytest.raises(UserError, match=said):
         made([steady(100), steady(150)], symbols_min=130)
     with pytest.raises(UserError, match="leave no client or no test"):
-        made([steady(150)], symbols_min=100, test_share=0.1)  # 15 packets to test on
+        made([steady(150)], symbols_min=100, test_rate=0.1)  # 15 packets to test on
     with pytest.raises(UserError, match="made: 0 devices with at most 0 packets"):
         made([])
     with pytest.raises(UserError, match="the attack scan has 40 packets of devices, too few for"):
