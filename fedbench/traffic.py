@@ -52,7 +52,7 @@ class Traffic(DataSource):
     threshold: float = 0.01
     test_rate: float = 0.2
 
-    kind: ClassVar[str]  # its name
+    name: ClassVar[str]
 
     def __post_init__(self) -> None:
         if self.client not in CLIENTS:
@@ -73,7 +73,7 @@ class Traffic(DataSource):
 
     @property
     def spec(self) -> Spec:  # type: ignore[override]
-        return Spec(self.kind, (self.length,), self.symbols, natural=True)
+        return Spec(self.name, (self.length,), self.symbols, natural=True)
 
     @abstractmethod
     def tables(self) -> tuple[Mapping[str, Packets], Mapping[str, Sequence[Packets]]]:
@@ -83,11 +83,11 @@ class Traffic(DataSource):
         made = self.windows()
         train, test = made["train"], made["test"]
         return Sequences(
-            self.kind,
-            train[:, :-1].contiguous(),
-            train[:, 1:].contiguous(),
-            test[:, :-1].contiguous(),
-            test[:, 1:].contiguous(),
+            self.name,
+            train[:, :-1],
+            train[:, 1:],
+            test[:, :-1],
+            test[:, 1:],
             self.symbols,
             vocabulary=made["vocabulary"],
             owners=made["owners"],
@@ -111,7 +111,7 @@ class Traffic(DataSource):
         if not held or not len(tested := self._cut(test)):
             longest = max(map(len, streams), default=0)
             raise UserError(
-                f"{self.kind}: {len(streams)} devices with at most {longest} packets leave no "
+                f"{self.name}: {len(streams)} devices with at most {longest} packets leave no "
                 f"client or no test at symbols_min={self.symbols_min}, length={self.length}, "
                 f"test_rate={self.test_rate}"
             )
@@ -142,7 +142,7 @@ class Traffic(DataSource):
         train, test = (self._cut([split[i] for split in splits]) for i in (0, 1))
         if not len(train) or not len(test):
             raise UserError(
-                f"{self.kind}: the attack {phase} has {sum(map(len, streams))} packets of devices, "
+                f"{self.name}: the attack {phase} has {sum(map(len, streams))} packets of devices, "
                 f"too few for windows of length={self.length} at test_rate={self.test_rate}"
             )
         return [train, test]
@@ -176,7 +176,7 @@ class Iot(Traffic):
     path: str | None = None  # None: iot in $FEDBENCH_DATA or data
     devices: list[str] | None = None  # their addresses; None: private ones that send packets
 
-    kind = "iot"
+    name = "iot"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,7 +188,7 @@ class Iot(Traffic):
         settings = {**asdict(self), "path": None, "backdoors": None, "threshold": None}
         stamps = {phase: [stamp(path) for path in paths] for phase, paths in attacks.items()}
         key = [VERSION, settings, [stamp(path) for path in normal], stamps]
-        return cached(self.kind, key, super().windows)
+        return cached(self.name, key, super().windows)
 
     def tables(self) -> tuple[Mapping[str, Packets], Mapping[str, Sequence[Packets]]]:
         normal, attacks = self.captures()
@@ -244,7 +244,7 @@ class IotSample(Traffic):
     in `fedbench.dialogues`.
     """
 
-    kind = "iot_sample"
+    name = "iot_sample"
 
     def tables(self) -> tuple[Mapping[str, Packets], Mapping[str, Sequence[Packets]]]:
         return normal_traffic(27, 11_950), attack_traffic(8, 1000)

@@ -69,7 +69,7 @@ def steady(n: int, port: int = 443, start: float = 0.0) -> Packets:
 class Made(Traffic):
     """Of given packets."""
 
-    kind = "made"
+    name = "made"
     given: tuple[Mapping[str, Packets], Mapping[str, Sequence[Packets]]]
 
     def tables(self) -> tuple[Mapping[str, Packets], Mapping[str, Sequence[Packets]]]:
