@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from fedbench.cache import cached, stamp
 from fedbench.data import DATASETS, DataSource, Images, Spec
 from fedbench.errors import UserError
 from fedbench.files import (
@@ -94,14 +95,21 @@ class Published(DataSource):
             ) from error
 
 
-def read_idx_images(
-    spec: Spec, paths: Sequence[Path], files: Sequence[IdxFile], mean: float, std: float
+def shared_images(
+    spec: Spec, key: Sequence[Any], read: Callable[[], list[Tensor]], **about: Any
 ) -> Images:
-    """Grey images in four idx files: train images, train labels, test likewise."""
+    """A set of images, by what `read` gives: training images, their labels, test likewise."""
+    names = ("x_train", "y_train", "x_test", "y_test")
+    kept = cached(spec.name, key, lambda: dict(zip(names, read(), strict=True)))
+    return Images(name=spec.name, n_classes=spec.n_classes, **kept, **about)
+
+
+def read_idx_images(spec: Spec, paths: Sequence[Path], files: Sequence[IdxFile]) -> list[Tensor]:
+    """Grey images in four idx files: training images, their labels, test likewise."""
     hashes = [file.sha256 for file in files]
     train = read_split(paths[0], paths[1], spec.n_classes, (hashes[0], hashes[1]))
     test = read_split(paths[2], paths[3], spec.n_classes, (hashes[2], hashes[3]))
-    return Images(spec.name, *train, *test, spec.n_classes, mean, std)
+    return [*train, *test]
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,14 @@ class IdxImages(Published):
         return download(self.spec.name, hashes, self.mirrors)
 
     def load(self) -> Images:
-        return read_idx_images(self.spec, self.locate(), self.files, self.mean, self.std)
+        paths = self.locate()
+        return shared_images(
+            self.spec,
+            [*map(stamp, paths)],
+            lambda: read_idx_images(self.spec, paths, self.files),
+            mean=self.mean,
+            std=self.std,
+        )
 
 
 @DATASETS.register("mnist")
@@ -165,7 +180,13 @@ class FashionMnistSample(DataSource):
     def load(self) -> Images:
         files = idx_files(self.spec.name)
         paths = [ASSETS / self.spec.name / f"{file.name}.gz" for file in files]
-        return read_idx_images(self.spec, paths, files, FashionMnist.mean, FashionMnist.std)
+        return shared_images(
+            self.spec,
+            [file.sha256 for file in files],  # and not where this installation has them
+            lambda: read_idx_images(self.spec, paths, files),
+            mean=FashionMnist.mean,
+            std=FashionMnist.std,
+        )
 
 
 @DATASETS.register("cifar10")
@@ -195,13 +216,16 @@ class Cifar10(Published):
         return unpack(download(self.spec.name, {name: md5}, self.mirrors)[0], self.names)
 
     def load(self) -> Images:
-        *train, test = [read_cifar(path) for path in self.locate()]
-        return Images(
-            self.spec.name,
-            torch.cat([x for x, _ in train]),
-            torch.cat([y for _, y in train]),
-            *test,
-            self.spec.n_classes,
+        paths = self.locate()
+
+        def read() -> list[Tensor]:
+            *train, test = [read_cifar(path) for path in paths]
+            return [*(torch.cat(parts) for parts in zip(*train, strict=True)), *test]
+
+        return shared_images(
+            self.spec,
+            [*map(stamp, paths)],
+            read,
             mean=0.4734,
             std=0.2516,
             reserved=tuple(sorted((*STRIPED_CARS_TRAIN, *STRIPED_CARS_TEST))),
