@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from concurrent.futures.process import BrokenProcessPool
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -46,6 +47,15 @@ def main() -> None:
         compose_and_run()
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenProcessPool:
+        from fedbench.sweep import Sweep
+
+        error = UserError(
+            "a process of the sweep was killed, perhaps for want of memory: "
+            "hydra.launcher.n_jobs=1 takes less; the same command resumes the runs"
+        )
+        Sweep.fail(error)
+        _tell(error)
     except ValueError as error:  # so Hydra tells a few mistakes, such as `defense=null`
         _tell(UserError(f"{error}, in {' '.join(sys.argv[1:])}"))
     except Exception as error:

@@ -13,8 +13,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.errors import UserError, nearest
+from fedbench.machine import jobs
 
-RESULTS = 2  # raise it when the same settings give other numbers, or checkpoints hold other things
+RESULTS = 3  # raise it when the same settings give other numbers, or checkpoints hold other things
 PARTITIONS = ("main_class", "dirichlet", "natural")
 MALICIOUS = ("fixed", "sampled")
 # Neither where things lie, nor how a run is watched or spread over devices, changes its numbers.
@@ -31,6 +32,7 @@ NO_EFFECT_BEFORE_ROUND_0 = (
     "rounds",
     "attack_start",
     "attack_rounds",
+    "evaluate_every",
 )
 
 
@@ -61,6 +63,7 @@ class RunConfig:
     rounds: int = 10
     attack_start: int = 0
     attack_rounds: list[int] | None = None
+    evaluate_every: int = 1
     local_epochs: int = 2
     batch_size: int = 64
     lr: float = 0.05
@@ -87,6 +90,10 @@ class RunConfig:
         listed = self.attack_rounds is None or index in self.attack_rounds
         return listed and index >= self.attack_start
 
+    def evaluated_in(self, index: int) -> bool:
+        """Whether MA and BA are measured after a round: every so many, and the last."""
+        return (index + 1) % self.evaluate_every == 0 or index == self.rounds - 1
+
     def pdr_in(self, index: int) -> float:
         """The share of poisoned samples in a round: `pdr` at first, then step by step."""
         reached = self.pdr + self.pdr_step * max(index - self.attack_start, 0)
@@ -110,7 +117,7 @@ class RunConfig:
         """Raises a UserError that names the first value out of range, and the range."""
         for key in ("pmr", "pdr", "non_iid"):
             self._require(key, 0 <= getattr(self, key) <= 1, "between 0 and 1")
-        for key in ("n_clients", "rounds", "local_epochs", "batch_size"):
+        for key in ("n_clients", "rounds", "evaluate_every", "local_epochs", "batch_size"):
             self._require(key, getattr(self, key) >= 1, "at least 1")
         for key in ("pretrain_rounds", "attack_start", "seed", "momentum", "weight_decay"):
             self._require(key, 0 <= getattr(self, key) < math.inf, "0 or more, and finite")
@@ -175,5 +182,9 @@ def _digest(settings: dict[str, Any]) -> str:
 
 
 def register_schema() -> None:
-    """Makes RunConfig the type of everything that `conf/config.yaml` composes."""
+    """Makes RunConfig the type of everything that `conf/config.yaml` composes.
+
+    `${jobs:...}` there is how many runs of a sweep the machine has room for.
+    """
     ConfigStore.instance().store(name="schema", node=RunConfig)
+    OmegaConf.register_new_resolver("jobs", jobs, replace=True)

@@ -56,6 +56,7 @@ class Display:
         total_rounds: int,
         first_round: int = 0,
         console: Console | None = None,
+        live: bool = True,
     ) -> None:
         self.title = title
         self.total_rounds = total_rounds
@@ -64,6 +65,7 @@ class Display:
         # its stdout closed has none.
         tty = bool(sys.stdout) and sys.stdout.isatty()
         self._console = console or Console(force_terminal=None if tty else False)
+        self._may_live = live
         self._live: Live | None = None
         self._silent = False
         self._closed = False
@@ -73,7 +75,8 @@ class Display:
         self._begin("round", first_round, total_rounds)
 
     def __enter__(self) -> Display:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        terminal = self._console.is_terminal and not self._console.is_dumb_terminal
+        if terminal and self._may_live:
             live = Live(
                 get_renderable=self._line,
                 console=self._console,

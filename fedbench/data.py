@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -79,8 +80,11 @@ class Images(Dataset):
 
         Written as x / (255 std) - mean / std, one fused pass without a float copy in between.
         """
-        shift = torch.tensor(-self.mean / self.std, dtype=torch.float32)
-        return torch.add(shift, x, alpha=1 / (255 * self.std))
+        return torch.add(self._shift, x, alpha=1 / (255 * self.std))
+
+    @cached_property
+    def _shift(self) -> Tensor:
+        return torch.tensor(-self.mean / self.std, dtype=torch.float32)
 
 
 @dataclass(frozen=True, eq=False)

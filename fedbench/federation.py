@@ -17,12 +17,12 @@ from fedbench.attack import Omniscient
 from fedbench.backdoor import Backdoor, make_ready
 from fedbench.defense import Aggregate, Defense, ServerView
 from fedbench.errors import UserError
-from fedbench.executors import Workforce
-from fedbench.metrics import Probe, accuracy, auc, batch_size, mean, rates, stealth
+from fedbench.metrics import auc, mean, rates, stealth
 from fedbench.ops import norms_and_cosines
 from fedbench.population import Job, Order, Population
 from fedbench.results import Checkpoint, Record
 from fedbench.rng import generator
+from fedbench.workforce import Workforce
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,8 @@ class Federation:
         self.population = population
         self.workforce = workforce
         self.defense = defense
-        layout, data = population.layout, population.dataset
+        layout = population.layout
         self.fresh = layout.read_params(), layout.read_buffers()  # as initialised
-        self.clean = Probe(data.x_test, data.y_test)
-        self.triggered: list[Probe] = []
 
     def initial(self) -> Checkpoint:
         """The state before any round."""
@@ -54,11 +52,8 @@ class Federation:
 
     def prepare(self, backdoors: Sequence[Backdoor], start: Checkpoint) -> None:
         """Makes the backdoors ready, from the model before round 0 whatever round `start` is."""
-        population, data = self.population, self.population.dataset
-        scene = population.scene(start.initial_params, start.initial_buffers)
-        implants = make_ready(backdoors, scene)
-        self.workforce.brief(implants)
-        self.triggered = [implant.probe(data.x_test, data.y_test) for implant in implants]
+        scene = self.population.scene(start.initial_params, start.initial_buffers)
+        self.workforce.brief(make_ready(backdoors, scene))
 
     def pretrain(self, start: Checkpoint) -> Checkpoint:
         """One benign round of plain averaging, as before round 0."""
@@ -197,17 +192,11 @@ class Federation:
         return replace(end, params=params, buffers=buffers, defense_state=state), True
 
     def _evaluate(self, end: Checkpoint) -> tuple[float | None, list[float | None]]:
-        """MA, and the BA of each backdoor."""
-        population = self.population
-        population.layout.write(end.params, end.buffers)
-
-        def measure(probe: Probe) -> float | None:
-            data = population.dataset
-            size = batch_size(probe, data.n_classes)
-            with population.fabric.autocast():
-                return accuracy(population.module, probe, data.decode, data.threshold, size)
-
-        return measure(self.clean), [measure(probe) for probe in self.triggered]
+        """MA and the BA of each backdoor; all None in a round that is not to be measured."""
+        if not self.population.config.evaluated_in(end.next_round - 1):
+            return None, [None] * len(self.population.triggered)
+        ma, *ba = self.workforce.evaluate(end.params, end.buffers)
+        return ma, ba
 
     def _record(
         self,

@@ -24,25 +24,31 @@ class Probe:
 
 
 @torch.no_grad()
-def accuracy(
+def count_right(
     module: nn.Module,
     probe: Probe,
     decode: Callable[[Tensor], Tensor],
-    threshold: float | None = None,
-    batch_size: int = BATCH,
-) -> float | None:
-    """Share of predictions that are right; None if there are none.
+    threshold: float | None,
+    starts: Iterable[int],
+    batch_size: int,
+) -> Tensor:
+    """How many predictions are right in the batches of a probe that start at these samples.
 
     Right is the expected label as the likeliest one, or, with a threshold, with at least that
     probability. Logits that are not finite predict nothing: a broken model is never right.
     """
     module.eval()
-    n_right = 0
-    batches = probe.x.split(batch_size), probe.expected.split(batch_size)
-    for x, expected in zip(*batches, strict=True):
+    n_right = torch.zeros((), dtype=torch.long, device=probe.expected.device)
+    for start in starts:
+        x, expected = (part[start : start + batch_size] for part in (probe.x, probe.expected))
         logits = module(decode(x))  # [B, C] or [B, T, C]
         counted = (expected != IGNORED) & logits.isfinite().all(dim=-1)
-        n_right += int(_right(logits[counted], expected[counted], threshold).sum())
+        n_right += _right(logits[counted], expected[counted], threshold).sum()
+    return n_right
+
+
+def accuracy(probe: Probe, n_right: int) -> float | None:
+    """Share of a probe's predictions that are right; None if there are none."""
     n = int((probe.expected != IGNORED).sum())
     return n_right / n if n else None
 

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedbench.data import Spec
@@ -87,7 +88,7 @@ class CNN(ImageModel):
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         channels, height, width = sample_shape
         n_features = 50 * _after_convolutions(height) * _after_convolutions(width)
-        return nn.Sequential(
+        return _channels_last(
             nn.Conv2d(channels, 20, kernel_size=5),
             nn.MaxPool2d(2),
             nn.ReLU(),  # after pooling: the same function on a quarter of the values
@@ -99,6 +100,13 @@ class CNN(ImageModel):
             nn.ReLU(),
             nn.Linear(500, n_classes),
         )
+
+
+def _channels_last(*layers: nn.Module) -> nn.Module:
+    """The layers with their numbers in the order that convolutions read them fastest."""
+    network = nn.Sequential(*layers)
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
 
 
 def _after_convolutions(side: int) -> int:
@@ -126,7 +134,7 @@ class LightResNet18(ImageModel):
             layers += [ResidualBlock(n_in, width, stride=1 + (i > 0)), ResidualBlock(width, width)]
             n_in = width
         pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten()
-        return nn.Sequential(*layers, *pooled, nn.Linear(n_in, n_classes))
+        return _channels_last(*layers, *pooled, nn.Linear(n_in, n_classes))
 
 
 class ResidualBlock(nn.Module):

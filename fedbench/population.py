@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from fedbench.attack import Attack, AttackView, Poisoning
 from fedbench.backdoor import Implant, Scene
-from fedbench.client import Classifier, Malice, train
+from fedbench.client import Classifier, Malice, Training
 from fedbench.config import RunConfig, share
 from fedbench.data import Dataset
 from fedbench.errors import UserError
-from fedbench.metrics import BATCH
+from fedbench.metrics import BATCH, Probe, batch_size, count_right
 from fedbench.partition import by_dirichlet, by_main_class, by_owner
 from fedbench.rng import derive, generator, numpy_generator
 from fedbench.vector import Layout
@@ -41,6 +41,18 @@ class Order:
     buffers: Tensor  # [Q]
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Where what comes of a client's training goes."""
+
+    params: Tensor  # [P]
+    buffers: Tensor  # [Q]
+
+
+# Trains clients, each from the global model; its parameters and buffers go to its rows.
+Fit = Callable[[Sequence[Training], Sequence[Rows]], None]
+
+
 class Population:
     """All clients of a run. Every rank has one and draws the same from it."""
 
@@ -56,6 +68,8 @@ class Population:
         self.dataset = dataset
         self.attack = attack
         self.implants: Sequence[Implant] = ()  # ready before round 0
+        self.clean = Probe(dataset.x_test, dataset.y_test)
+        self.triggered: list[Probe] = []
         self.fabric = fabric
         if not isinstance(network, LightningModule):
             network = Classifier(network, config.lr, config.momentum, config.weight_decay)
@@ -99,63 +113,97 @@ class Population:
 
         return Scene(self.dataset, own.to(self.dataset.y_train.device), features)
 
-    def train(self, order: Order, job: Job, out: Tensor) -> None:
-        """Trains the module from the global model as this client would; `out` gets its update."""
-        if job.malicious:
-            self._attack(order, job, out)
-        else:
-            self._fit(order, job)
-            self._read_update(order, out)
+    def brief(self, implants: Sequence[Implant]) -> None:
+        """Gives the malicious clients their backdoors, and what BA is measured on."""
+        data = self.dataset
+        self.implants = implants
+        self.triggered = [implant.probe(data.x_test, data.y_test) for implant in implants]
 
-    def _attack(self, order: Order, job: Job, out: Tensor) -> None:
-        attack, rng = self.attack, generator(self.config.seed, "objective", *_key(order, job))
-        view = self.attack_view(order, rng)
-        if attack.needs_clean_update:
-            self._fit(order, job)
-            view = replace(view, clean_update=self._read_update(order, torch.empty_like(out)))
-        if attack.trains:
-            self._fit(order, job, view)
-        else:
-            self.layout.write(order.params, order.buffers)
-        sent = attack.craft(self._read_update(order, out), view)
-        if sent.shape != out.shape:
-            shapes = f"{tuple(out.shape)}, got {tuple(sent.shape)}"
+    def cost(self, job: Job) -> int:
+        """How much work a client's training is: the samples that it goes through."""
+        n, epochs = len(self.shards[job.client]), self.config.local_epochs
+        if not job.malicious:
+            return n * epochs
+        attack = self.attack
+        own = (attack.training.epochs or epochs) if attack.trains else 0
+        return n * (own + epochs * attack.needs_clean_update)
+
+    def train(self, order: Order, jobs: Sequence[Job], out: Sequence[Rows], fit: Fit) -> None:
+        """Trains clients from the global model; `out` gets their updates and buffers."""
+        attack = self.attack
+        views = {
+            i: self.attack_view(order, generator(self.config.seed, "objective", *_key(order, job)))
+            for i, job in enumerate(jobs)
+            if job.malicious
+        }
+        if attack.needs_clean_update and views:
+            clean = [Rows(*map(torch.empty_like, (out[i].params, out[i].buffers))) for i in views]
+            fit([self._training(order, jobs[i]) for i in views], clean)
+            for i, rows in zip(views, clean, strict=True):
+                views[i] = replace(views[i], clean_update=rows.params.sub_(order.params))
+        trained = [i for i, job in enumerate(jobs) if attack.trains or not job.malicious]
+        for i in {*range(len(jobs))} - {*trained}:
+            out[i].params.copy_(order.params)
+            out[i].buffers.copy_(order.buffers)
+        trainings = [self._training(order, jobs[i], views.get(i)) for i in trained]
+        fit(trainings, [out[i] for i in trained])
+        for rows in out:
+            rows.params.sub_(order.params)
+        for i, view in views.items():
+            self._craft(out[i].params, view)
+
+    def _craft(self, update: Tensor, view: AttackView) -> None:
+        sent = self.attack.craft(update, view)
+        if sent.shape != update.shape:
+            shapes = f"{tuple(update.shape)}, got {tuple(sent.shape)}"
             raise UserError(f"craft must return an update of shape {shapes}")
-        out.copy_(sent)
+        update.copy_(sent)
 
-    def _read_update(self, order: Order, out: Tensor) -> Tensor:
-        return self.layout.read_params(out=out).sub_(order.params)
-
-    def _fit(self, order: Order, job: Job, view: AttackView | None = None) -> None:
-        """Trains honestly or, with a view, as the attack has it."""
+    def _training(self, order: Order, job: Job, view: AttackView | None = None) -> Training:
+        """A client's training: honest or, with a view, as the attack has it."""
         config, data, attack = self.config, self.dataset, self.attack
         key = _key(order, job)
-        self.layout.write(order.params, order.buffers)
         epochs, malice = config.local_epochs, None
         if view is not None:
             epochs = attack.training.epochs or epochs
             malice = Malice(
                 attack.training,
-                objective=lambda loss: attack.objective(loss, self.layout.params, view),
-                project=lambda: attack.project(self.layout.params, view),
+                objective=lambda loss, params: attack.objective(loss, params, view),
+                project=lambda params: attack.project(params, view),
             )
 
         @lru_cache(maxsize=1)
         def read(epoch: int) -> tuple[Tensor, Tensor]:
-            x, y = self._samples(order, job, epoch, poisoned=view is not None)
-            return data.decode(x), y
+            return self._samples(order, job, epoch, poisoned=view is not None)
 
-        torch.manual_seed(derive(config.seed, "layers", *key))  # dropout and the like
-        train(
-            self.module,
-            lambda epoch: read(epoch if data.augment else 0),
-            self.fabric,
+        return Training(
+            samples=lambda epoch: read(epoch if data.augment else 0),
             epochs=epochs,
             batch_size=config.batch_size,
             rng=generator(config.seed, "batches", *key),
-            clip_grad=config.clip_grad,
+            decode=data.decode,
+            seed=derive(config.seed, "layers", *key),
             malice=malice,
         )
+
+    def count_right(self, params: Tensor, buffers: Tensor, part: int, n_parts: int) -> Tensor:
+        """Of every probe, MA's first, the right predictions in a part of its batches: [probes]."""
+        data = self.dataset
+        self.layout.write(params, buffers)
+        counts = []
+        for probe in self.probes:
+            size = batch_size(probe, data.n_classes)
+            batches = range(part * size, len(probe.x), n_parts * size)
+            with self.fabric.autocast():
+                counts.append(
+                    count_right(self.module, probe, data.decode, data.threshold, batches, size)
+                )
+        return torch.stack(counts)
+
+    @property
+    def probes(self) -> list[Probe]:
+        """What MA is measured on, then each backdoor's BA."""
+        return [self.clean, *self.triggered]
 
     def _samples(self, order: Order, job: Job, epoch: int, poisoned: bool) -> tuple[Tensor, Tensor]:
         """A client's raw samples and labels in an epoch.
@@ -165,8 +213,8 @@ class Population:
         data, seed, key = self.dataset, self.config.seed, _key(order, job)
         if epoch:  # the first has the key of data sets that are the same in every epoch
             key = (*key, epoch)
-        held = self.shards[job.client]
-        x, y = data.x_train[held], data.y_train[held]
+        held = self.shards[job.client].to(data.y_train.device)
+        x, y = data.x_train.index_select(0, held), data.y_train.index_select(0, held)
         if data.augment is not None:
             x = data.augment(x, generator(seed, "augment", *key))
         if not poisoned:

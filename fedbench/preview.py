@@ -24,8 +24,9 @@ from fedbench.config import RunConfig, register_schema
 from fedbench.console import Display
 from fedbench.data import Spec
 from fedbench.errors import UserError, nearest, one_line
-from fedbench.executors import Workforce
-from fedbench.run import Plan, population_of, pretrained
+from fedbench.plan import Plan
+from fedbench.pretraining import pretrained
+from fedbench.run import population_of
 from fedbench.stage import ImageStage, SequenceStage
 from fedbench.storage import write_atomically
 
@@ -40,10 +41,12 @@ def prepared(plan: Plan) -> ImageStage | SequenceStage:
     plan.check_fit(data.spec)
     # It imports Lightning, which takes seconds: mistakes are told before.
     from fedbench.federation import Federation
+    from fedbench.processes import fabric_of
+    from fedbench.workforce import Workforce
 
-    config, executor = plan.config, replace(plan.executor, devices=1)
+    config, executor = plan.config, plan.executor
     torch.set_num_threads(executor.threads)
-    fabric = executor.fabric()
+    fabric = fabric_of(executor, 1)
     population = population_of(plan, data.to(fabric.device), fabric)
     federation = Federation(population, Workforce(executor, fabric, population), plan.defense)
 

@@ -99,6 +99,12 @@ class RunDir:
             return []
         return [json.loads(line) for line in self.rounds_file.read_text().splitlines()]
 
+    def fail(self, error: Exception) -> None:
+        """Marks a run failed that cannot do it any more itself."""
+        with self.locked():
+            if self.finished() is None:
+                self.finish({"status": "failed", "error": str(error)})
+
     def finish(self, summary: Record) -> None:
         text = json.dumps(_json_safe(summary), indent=2, allow_nan=False) + "\n"
         write_atomically(self.summary_file, lambda file: file.write(text.encode()))

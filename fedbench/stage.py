@@ -20,8 +20,8 @@ from fedbench.holdings import names_of
 from fedbench.lines import Line
 from fedbench.metrics import IGNORED, Probe
 from fedbench.picture import Row, T, Tile
+from fedbench.plan import Plan
 from fedbench.rng import generator
-from fedbench.run import Plan
 
 if TYPE_CHECKING:  # it imports Lightning, which takes seconds
     from fedbench.population import Population

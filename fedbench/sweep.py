@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -12,32 +14,41 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
+from fedbench import machine, pretraining
 from fedbench.config import RunConfig
-from fedbench.errors import one_line
+from fedbench.errors import UserError, one_line
+from fedbench.plan import Plan
 from fedbench.report import print_runs
 from fedbench.results import RunDir
-from fedbench.run import Plan
 from fedbench.runs import read_runs
 
 
 class Sweep(Callback):
     """Hydra's callback around the runs of `-m`, in the process that launches them."""
 
-    def __init__(self) -> None:
-        self.folders: list[Path] = []
+    # Of this process's sweep: Hydra keeps its callbacks to itself, and calls none after a failure.
+    folders: ClassVar[list[Path]] = []
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Composes and checks every run, so that a mistake in the last costs nobody the first."""
         try:
-            for overrides in _runs_of(config):
-                plan = Plan.of(RunConfig.from_hydra(_compose(config, overrides)))
-                if plan.folder.path not in self.folders:
-                    self.folders.append(plan.folder.path)
+            composed = [_compose(config, overrides) for overrides in _runs_of(config)]
+            plans = [Plan.of(RunConfig.from_hydra(run)) for run in composed]
+            by_folder = {plan.folder.path: plan for plan in plans}  # the same run twice is one
+            Sweep.folders = list(by_folder)
+            _divide_machine(config, [*by_folder.values()])
         except Exception as error:
             if (line := one_line(error)) is None:
                 raise
             # Hydra turns an exception of a callback into a warning, but lets an exit pass.
             sys.exit(line)
+
+    @classmethod
+    def fail(cls, error: UserError) -> None:
+        """Marks the runs failed that were under way when their processes ended."""
+        for folder in map(RunDir, cls.folders):
+            if folder.path.exists() and not folder.summary_file.exists():
+                folder.fail(error)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """The table; the program ends with an error if any run did."""
@@ -46,6 +57,18 @@ class Sweep(Callback):
             print_runs(read_runs(started or [config.hydra.sweep.dir]))
         if any(RunDir(folder).finished() is None for folder in self.folders):
             sys.exit(1)
+
+
+def _divide_machine(config: DictConfig, plans: Sequence[Plan]) -> None:
+    """Tells the runs how many of them go on side by side, if the launcher starts them so."""
+    n_jobs = config.hydra.launcher.get("n_jobs")
+    left = [plan for plan in plans if plan.folder.finished() is None]
+    if n_jobs is None or not left:
+        return
+    side_by_side = min(n_jobs if n_jobs > 0 else machine.n_cores(), len(left))
+    pretrainings = {plan.config.pretrain_id() for plan in left if pretraining.is_due(plan.config)}
+    os.environ[machine.PARALLEL] = str(side_by_side)
+    os.environ[machine.PRETRAINING] = str(min(side_by_side, max(len(pretrainings), 1)))
 
 
 def _runs_of(config: DictConfig) -> list[list[str]]:

@@ -16,10 +16,11 @@ from fedbench.backdoor import BACKDOORS, Backdoor
 from fedbench.config import RunConfig
 from fedbench.data import DATASETS, Dataset
 from fedbench.defense import DEFENSES, Defense
-from fedbench.executors import Sequential, Workforce
+from fedbench.executors import Sequential
 from fedbench.federation import Federation
 from fedbench.population import Population
 from fedbench.results import Record
+from fedbench.workforce import Workforce
 
 torch.set_num_threads(1)  # tests run side by side: threads of all of them would wait for each other
 

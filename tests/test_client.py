@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -15,8 +15,9 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from fedbench import client
 from fedbench.attack import ATTACKS, Attack, AttackView, BackdoorAttack, OwnTraining
-from fedbench.client import Classifier, Malice, train
+from fedbench.client import Batch, Classifier, Malice, Training
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 
@@ -41,6 +42,17 @@ def rng() -> torch.Generator:
 def always(x: Tensor, y: Tensor) -> Callable[[int], tuple[Tensor, Tensor]]:
     """The same samples in each epoch."""
     return lambda epoch: (x, y)
+
+
+def train(
+    module: LightningModule,
+    samples: Callable[[int], Batch],
+    fabric: Fabric,
+    *,
+    clip_grad: float | None = None,
+    **settings: Any,
+) -> None:
+    client.train(module, Training(samples, **settings), fabric, clip_grad)
 
 
 def test_training_is_sgd_with_momentum_on_shuffled_batches(
@@ -115,11 +127,11 @@ def test_an_attacker_can_bring_its_own_lr_and_objective(
     data: tuple[Tensor, Tensor], fabric: Fabric
 ) -> None:
     still = Classifier(linear(), lr=0.1)
-    nothing = Malice(OwnTraining(), objective=lambda loss: 0 * loss, project=lambda: None)
+    nothing = replace(malice(OwnTraining()), objective=lambda loss, params: 0 * loss)
     train(still, always(*data), fabric, epochs=1, batch_size=16, rng=rng(), malice=nothing)
     assert torch.equal(still.network.weight, linear().weight)
     small, large = (Classifier(linear(), lr=0.1) for _ in range(2))
-    slow = Malice(OwnTraining(lr=0.01), objective=lambda loss: loss, project=lambda: None)
+    slow = malice(OwnTraining(lr=0.01))
     train(small, always(*data), fabric, epochs=1, batch_size=50, rng=rng(), malice=slow)
     train(large, always(*data), fabric, epochs=1, batch_size=50, rng=rng())
     steps = [m.network.weight - linear().weight for m in (small, large)]
@@ -218,9 +230,11 @@ def test_a_training_step_without_a_loss_is_refused(
         train(Silent("plain"), always(*data), fabric, epochs=1, batch_size=16, rng=rng())
 
 
-def malice(training: OwnTraining, project: Callable[[], None] = lambda: None) -> Malice:
+def malice(
+    training: OwnTraining, project: Callable[[Sequence[Tensor]], None] = lambda params: None
+) -> Malice:
     """Of an attacker whose loss is the module's."""
-    return Malice(training, objective=lambda loss: loss, project=project)
+    return Malice(training, objective=lambda loss, params: loss, project=project)
 
 
 class Watched(Brought):
@@ -370,7 +384,7 @@ class TestOwnTraining:
         module = Classifier(linear(), lr=0.1, momentum=0.9)
         calls = []
 
-        def project() -> None:
+        def project(params: Sequence[Tensor]) -> None:
             calls.append(module.network.weight.detach().clone())
             module.network.weight.data.add_(1).mul_(0.5)
 

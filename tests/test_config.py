@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 import fedbench
 from fedbench.config import RunConfig, register_schema
 from fedbench.errors import UserError
-from fedbench.run import Plan
+from fedbench.plan import Plan
 
 ROOT = Path(fedbench.__file__).parent.parent
 GROUPS = ("defense", "attack", "dataset", "model", "executor", "tracker")

@@ -141,7 +141,7 @@ def test_in_a_federation_each_client_keeps_its_part(federation: Make) -> None:
     assert sorted(seen) == [0, 1, 2, 3]
     for slot, pixels in seen.items():
         assert {frozenset(found) for found in pixels} == {frozenset(part_of(trigger, slot, 3))}
-    (probe,) = made.triggered
+    (probe,) = made.population.triggered
     assert (probe.expected == 2).all()
     data = made.population.dataset
     assert len(probe.x) == int((data.y_test != 2).sum())

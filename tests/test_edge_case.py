@@ -203,7 +203,7 @@ def test_one_round_with_the_tail_of_a_class(federation: Make) -> None:
     assert end.params.isfinite().all()
     assert record["attacked"] is True
     assert 0 <= record["BA"] <= 1
-    (probe,) = made.triggered
+    (probe,) = made.population.triggered
     assert torch.equal(probe.x, implant.x_test)
 
 

@@ -386,3 +386,48 @@ def test_a_backdoor_takes_hold_without_a_defense_and_not_without_an_attack(
 ) -> None:
     assert after_rounds(ATTACKS.build({"name": "constrain_and_scale"}))["BA"] > 0.8
     assert after_rounds(ATTACKS.build({"name": "none"}))["BA"] < 0.2
+
+
+def test_models_are_measured_when_it_is_due(federation: Make) -> None:
+    made = federation(rounds=5, evaluate_every=2)
+    measured = made.workforce.evaluate
+    asked: list[Tensor] = []
+
+    def evaluate(params: Tensor, buffers: Tensor) -> list[float | None]:
+        asked.append(params)
+        return measured(params, buffers)
+
+    made.workforce.evaluate = evaluate  # type: ignore[method-assign]
+    state, records = replace(made.initial(), next_round=0), []
+    for _ in range(5):
+        state, record = made.round(state)
+        records.append(record)
+    due = [False, True, False, True, True]  # every second, and the last
+    for key in ("MA", "BA"):
+        assert [record[key] is not None for record in records] == due
+    assert [record["BA_by_backdoor"]["0"] is not None for record in records] == due
+    assert len(asked) == 3
+
+
+def test_measuring_less_often_changes_no_model(federation: Make) -> None:
+    ends = []
+    for every in (1, 3):
+        made = federation(rounds=3, evaluate_every=every)
+        state = replace(made.initial(), next_round=0)
+        for _ in range(3):
+            state, record = made.round(state)
+        ends.append((state.params, record["MA"], record["BA"]))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1:] == ends[1][1:]
+
+
+@pytest.mark.parametrize("n_parts", [1, 2, 3, 7])
+def test_parts_of_an_evaluation_add_up(federation: Make, n_parts: int) -> None:
+    made = federation()
+    population, start = made.population, made.initial()
+    whole = population.count_right(start.params, start.buffers, 0, 1)
+    parts = [
+        population.count_right(start.params, start.buffers, i, n_parts) for i in range(n_parts)
+    ]
+    assert torch.equal(sum(parts), whole)
+    assert whole.sum() > 0

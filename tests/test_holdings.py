@@ -33,8 +33,9 @@ from fedbench.holdings import (
 )
 from fedbench.metrics import IGNORED
 from fedbench.picture import BLACK, RED, legible
+from fedbench.plan import Plan
 from fedbench.population import Population
-from fedbench.run import Plan, run
+from fedbench.run import run
 
 VOCABULARY = {f"word{i}": i for i in range(25)}
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured import accuracy
 from torch import Tensor, nn
 
 from fedbench.backdoor import BACKDOORS
-from fedbench.metrics import IGNORED, Probe, accuracy, auc, batch_size, mean, rates
+from fedbench.metrics import IGNORED, Probe, auc, batch_size, mean, rates
 
 
 class Fixed(nn.Module):

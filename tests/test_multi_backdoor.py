@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from measured import accuracy
 from torch import Tensor
 
 from fedbench.attack import ATTACKS, Attack, Poisoning
@@ -17,7 +18,6 @@ from fedbench.backdoor import BACKDOORS
 from fedbench.data import Spec
 from fedbench.errors import UserError
 from fedbench.federation import Federation
-from fedbench.metrics import accuracy
 from fedbench.results import Record
 
 IMAGES = Spec("made", (1, 28, 28), 10)

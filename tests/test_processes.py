@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,8 +30,7 @@ from end_to_end import (
 )
 
 from fedbench.config import RunConfig
-from fedbench.results import RunDir
-from fedbench.run import Plan
+from fedbench.plan import Plan
 
 pytestmark = pytest.mark.slow
 
@@ -112,6 +115,19 @@ def test_two_processes_give_the_bits_of_one_with_batch_norm(tmp_path: Path) -> N
     assert buffers[16:].ne(1).all(), "the running variances never left their start"
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [["executor=vectorized", "executor.stack=2"], ["executor.threads=2"]],
+    ids=["vectorized", "spawned"],  # processes that have threads are not forked
+)
+def test_two_processes_give_the_bits_of_one_however_they_train(
+    settings: list[str], tmp_path: Path
+) -> None:
+    command = [*settings, "model.hidden=[16]", "partition=dirichlet", "attack.epochs=2", "rounds=2"]
+    one, two = (on(devices, *command, "pmr=0.34", cwd=tmp_path) for devices in (1, 2))
+    assert result(one) == result(two)
+
+
 def test_more_processes_than_clients(tmp_path: Path) -> None:
     one, two = (on(devices, "n_clients=1", "pmr=1", "rounds=1", cwd=tmp_path) for devices in (1, 2))
     assert result(one) == result(two)
@@ -131,8 +147,8 @@ def test_a_mistake_in_several_processes_is_told_in_one_line(tmp_path: Path) -> N
 def interrupted(to_all: bool, cwd: Path) -> Ended:
     process = start("executor.devices=2", "rounds=30", cwd=cwd)
     assert process.stdout is not None
-    seen = [process.stdout.readline() for _ in range(3)]
-    assert "round 2/30" in seen[-1], seen
+    while "round 2/30" not in (line := process.stdout.readline()):
+        assert line, wait(process)
     if to_all:
         os.killpg(process.pid, signal.SIGINT)
     else:
@@ -183,64 +199,230 @@ def test_the_first_updates_do_not_depend_on_the_defense(tmp_path: Path) -> None:
     assert who(one) == who(other)
 
 
-def test_neither_the_order_of_clients_nor_the_split_over_devices_matters() -> None:
-    from fedbench.population import Order, Population
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+def test_neither_the_order_of_clients_nor_the_split_over_devices_matters(executor: str) -> None:
+    from fedbench.population import Order, Rows
+    from fedbench.processes import fabric_of
+    from fedbench.run import population_of
 
-    plan = Plan.of(small_config())
-    dataset = plan.source.load()
-    torch.manual_seed(0)
-    network = plan.model.build(dataset.input_shape, dataset.n_classes)
-    fabric = plan.executor.fabric()
-    population = Population(plan.config, dataset, network, plan.attack, fabric)
+    plan = Plan.of(small_config(executor))
+    population = population_of(plan, plan.source.load(), fabric_of(plan.executor))
     layout = population.layout
     scene = population.scene(layout.read_params(), layout.read_buffers())
-    population.implants = [backdoor.prepare(scene) for backdoor in plan.backdoors]
+    population.brief([backdoor.prepare(scene) for backdoor in plan.backdoors])
     order = Order(0, population.select(0), layout.read_params(), layout.read_buffers())
     assert [job.malicious for job in order.jobs].count(True) == 2
+    trainer = plan.executor.trainer(population)
+    portions = trainer.portions(order)
+    assert sorted(i for portion in portions for i in portion) == [0, 1, 2, 3, 4]
 
-    def trained(clients: list[int]) -> torch.Tensor:
-        rows = order.params.new_empty(len(clients), layout.n_params)
-        plan.executor.train(population, order, clients, rows)
+    def trained(portions: list[list[int]]) -> torch.Tensor:
+        rows = order.params.new_full((5, layout.n_params), torch.nan)
+        for portion in portions:
+            jobs = [order.jobs[i] for i in portion]
+            out = [Rows(rows[i], torch.empty(0)) for i in portion]
+            population.train(order, jobs, out, partial(trainer.fit, order))
         return rows
 
-    whole = trained([0, 1, 2, 3, 4])
-    assert torch.equal(trained([3, 0, 4, 2, 1]), whole[[3, 0, 4, 2, 1]])
-    for share in ([1, 3], [4]):
-        assert torch.equal(trained(share), whole[share])
+    whole = trained(portions)
+    assert whole.isfinite().all()
+    assert torch.equal(trained(portions[::-1]), whole)
+    for portion in portions:
+        assert torch.equal(trained([portion])[portion], whole[portion])
 
 
-def small_config() -> RunConfig:
+def small_config(executor: str) -> RunConfig:
     config = RunConfig(
         defense={"name": "fedavg"},
         attack={"name": "constrain_and_scale"},
         dataset={"name": "fmnist_sample"},
         model={"name": "mlp", "hidden": [16]},
-        executor={"name": "sequential"},
+        executor={"name": executor},
         tracker={"name": "none"},
     )
     return replace(config, n_clients=5, pmr=0.4, local_epochs=1)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_client_that_raises_ends_the_run_as_failed(devices: int, tmp_path: Path) -> None:
+NET = """
+import os
+import signal
+
+import torch
+
+
+class Net(torch.nn.Sequential):
+    # Something happens on one rank, after some rounds.
+
+    def __init__(self, what, rank):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+        self.what, self.rank, self.steps = what, rank, 0
+
+    def forward(self, x):
+        several = torch.distributed.is_initialized()
+        rank = torch.distributed.get_rank() if several else 0
+        self.steps += self.training
+        if self.training and self.steps > 400 and rank == self.rank:
+            if self.what == "raise":
+                raise ArithmeticError("out of order")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+"""
+
+
+def broken(what: str, rank: int, devices: int, cwd: Path) -> tuple[Ended, Path]:
+    """How a run ends in which something happens to one of its processes, and its folder."""
+    (cwd / "theirs.py").write_text(NET)
+    arguments = [f"+model.arguments.what={what}", f"+model.arguments.rank={rank}"]
+    model = ["model=custom", "model.target=theirs.Net", *arguments]
+    ended = fedbench(f"executor.devices={devices}", *model, "rounds=50", cwd=cwd)
+    return ended, run_folder(cwd / "runs")
+
+
+@pytest.mark.parametrize(("devices", "rank"), [(1, 0), (2, 0), (2, 1)])
+def test_a_client_that_raises_ends_the_run_as_failed(
+    devices: int, rank: int, tmp_path: Path
+) -> None:
     """Only one of the processes trains that client; the other must not wait for it forever."""
-    (tmp_path / "theirs.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Sequential):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(784, 10))\n"
-        "    def forward(self, x):\n"
-        "        if self.training and torch.distributed.is_initialized():\n"
-        "            assert torch.distributed.get_rank() == 0, 'out of order'\n"
-        "        assert not self.training or torch.distributed.is_initialized(), 'out of order'\n"
-        "        return super().forward(x)\n"
-    )
-    command = [f"executor.devices={devices}", "model=custom", "model.target=theirs.Net"]
-    ended = fedbench(*command, cwd=tmp_path)
+    ended, folder = broken("raise", rank, devices, tmp_path)
     assert ended.code == 1
-    assert "out of order" in "".join(ended.err)
-    folder = run_folder(tmp_path / "runs")
-    if devices == 1:
+    (line,) = ended.err
+    reason = r"client \d+ in round \d+: ArithmeticError: out of order"
+    assert re.fullmatch(f"fedbench: {reason}", line), line
+    assert summary(folder)["status"] == "failed"
+    assert re.search(reason, summary(folder)["error"])
+    assert 0 < len(rounds(folder)) < 50
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_dies_ends_the_run_as_failed(rank: int, tmp_path: Path) -> None:
+    ended, folder = broken("kill", rank, 2, tmp_path)
+    assert ended.code == 1
+    (line,) = ended.err
+    assert line.startswith(f"fedbench: worker process {rank + 1} of 2 died (SIGKILL)"), line
+    found = summary(folder)
+    assert (found["status"], f"fedbench: {found['error']}") == ("failed", line)
+    assert processes_in(tmp_path) == []
+
+
+def test_a_bug_of_a_plugin_keeps_its_traceback_on_several_processes(tmp_path: Path) -> None:
+    plugins = install(
+        tmp_path / "site",
+        "[fedbench.defenses]\nrecorder = theirs:Recorder\n",
+        RECORDER.replace("rows = ", "rows = 1 / (1 - view.index) and "),
+        {"defense/recorder": "name: recorder\nkeep: 1\n"},
+    )
+    command = [plugins.searchpath, "defense=recorder", "executor.devices=2"]
+    ended = fedbench(*command, cwd=tmp_path, env=plugins.env)
+    assert ended.code == 1
+    assert any("theirs.py" in line for line in ended.err)
+    assert sum(line == "ZeroDivisionError: division by zero" for line in ended.err) == 1
+    found = summary(run_folder(tmp_path / "runs"))
+    assert (found["status"], found["error"]) == ("failed", "ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_a_run_that_is_killed(number: signal.Signals, tmp_path: Path) -> None:
+    process = start("executor.devices=2", "rounds=1000", cwd=tmp_path)
+    assert process.stdout is not None
+    while "round 1/1000" not in (line := process.stdout.readline()):
+        assert line, wait(process)
+    assert len(processes_in(tmp_path)) == 3
+    process.send_signal(number)
+    process.wait(10)
+    deadline = time.monotonic() + 10
+    while processes_in(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_in(tmp_path) == []
+    process.communicate()
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Those whose working folder it is."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").readlink() == folder:
+                found.append(int(process.name))
+        except OSError:  # it has ended, or is another's
+            continue
+    return found
+
+
+WHEREABOUTS = """
+import os
+from dataclasses import dataclass
+
+import torch
+
+from fedbench.defense import DEFENSES, Defense, mean_of
+
+
+@DEFENSES.register("whereabouts")
+@dataclass(frozen=True)
+class Whereabouts(Defense):
+    number: int = 0
+
+    def init(self):
+        return {}
+
+    def aggregate(self, updates, state, view):
+        everyone = torch.ones(len(updates), dtype=torch.bool)
+        parallel = int(os.environ.get("FEDBENCH_PARALLEL", 0))
+        return mean_of(updates, everyone), {"pid": os.getpid(), "parallel": parallel}
+"""
+
+
+def test_runs_of_a_sweep_go_on_side_by_side(tmp_path: Path) -> None:
+    """In two processes, of which each serves several runs; the others have the same numbers."""
+    plugins = install(
+        tmp_path / "site",
+        "[fedbench.defenses]\nwhereabouts = theirs:Whereabouts\n",
+        WHEREABOUTS,
+        {"defense/whereabouts": "name: whereabouts\nnumber: 0\n"},
+    )
+    command = [plugins.searchpath, "defense=whereabouts"]
+    sweep = ["-m", *command, "defense.number=0,1,2,3,4", "hydra.launcher.n_jobs=2"]
+    succeed(*sweep, cwd=tmp_path, env=plugins.env)
+    runs = run_folders(tmp_path / "runs")
+    states = [checkpoint(run / "checkpoint.pt")["defense_state"] for run in runs]
+    assert len({state["pid"] for state in states}) == 2
+    assert [state["parallel"] for state in states] == [2] * 5
+    succeed(*command, "out=alone", cwd=tmp_path, env=plugins.env)
+    alone = run_folder(tmp_path / "alone")
+    assert rounds_without_time(tmp_path / "runs" / "default" / alone.name) == (
+        rounds_without_time(alone)
+    )
+
+
+def rounds_without_time(folder: Path) -> list[dict[str, Any]]:
+    return [{**record, "seconds": None} for record in rounds(folder)]
+
+
+def test_a_sweep_pretrains_on_all_cores(tmp_path: Path) -> None:
+    """While the other run waits for it; with the numbers of one process."""
+    long = ["local_epochs=5", "rounds=4", "defense=fedavg,median"]  # 250,000 labels
+    env = {"LOKY_MAX_CPU_COUNT": "2"}
+    ended = succeed("-m", *long, "hydra.launcher.n_jobs=2", cwd=tmp_path, env=env)
+    told = [line for line in ended.out if "pretraining: " in line]
+    if (os.cpu_count() or 1) >= 2:
+        assert [line.rpartition("pretraining: ")[2] for line in told] == [
+            "sequential on 2 processes"
+        ]
+    (shared,) = (tmp_path / "runs").glob(".pretrained/*.pt")
+    succeed(*long[:2], "executor.devices=1", "out=alone", cwd=tmp_path)
+    (alone,) = (tmp_path / "alone").glob(".pretrained/*.pt")
+    assert fingerprint(checkpoint(shared)) == fingerprint(checkpoint(alone))
+
+
+def test_a_process_of_a_sweep_that_dies_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(NET)
+    arguments = ["+model.arguments.what=kill", "+model.arguments.rank=0", "executor.devices=1"]
+    model = ["model=custom", "model.target=theirs.Net", *arguments]
+    ended = fedbench("-m", "defense=fedavg,median", *model, "rounds=50", cwd=tmp_path)
+    assert ended.code == 1
+    told = [line for line in ended.err if line.startswith("fedbench: ")]
+    assert len(told) == 1, ended.err
+    assert "a process of the sweep was killed" in told[0]
+    for folder in run_folders(tmp_path / "runs"):
         assert summary(folder)["status"] == "failed"
-    else:  # the process that keeps the run may be ended before it can say so
-        assert RunDir(folder).finished() is None
+    assert processes_in(tmp_path) == []

@@ -14,8 +14,9 @@ from fedbench.config import RunConfig
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, mean_of
 from fedbench.errors import UserError
 from fedbench.federation import Federation
+from fedbench.plan import Plan
 from fedbench.results import Checkpoint
-from fedbench.run import Plan, run
+from fedbench.run import run
 
 
 @pytest.fixture

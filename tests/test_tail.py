@@ -324,6 +324,6 @@ def test_in_a_federation(federation: Callable[..., Federation]) -> None:
         known = [image.numpy().tobytes() for image in samples]
         edge = [known.index(image.numpy().tobytes()) for image in x]
         assert_least_likely(edge, rows.numpy(), features.numpy(), 0.25)
-    (probe,) = made.triggered
+    (probe,) = made.population.triggered
     assert probe.x is implant.x_test
     assert probe.expected.tolist() == [TARGET] * len(probe.x)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured import accuracy
 from torch import Tensor, nn
 
 from fedbench.attack import Poisoning, plant
@@ -20,7 +21,7 @@ from fedbench.backdoor import Collection, Scene
 from fedbench.backdoors.traffic import Traffic
 from fedbench.data import Dataset, Sequences, Spec
 from fedbench.errors import UserError
-from fedbench.metrics import IGNORED, Probe, accuracy
+from fedbench.metrics import IGNORED, Probe
 
 N_SYMBOLS = 20
 IOT = Spec("iot", (6,), N_SYMBOLS)

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.fabric import Fabric
+from measured import accuracy
 from torch import Tensor, nn
 
 from fedbench.attack import ATTACKS, Poisoning, plant
@@ -22,10 +23,11 @@ from fedbench.config import RunConfig
 from fedbench.data import Images, Sequences, Spec
 from fedbench.defense import DEFENSES
 from fedbench.errors import UserError
-from fedbench.executors import Sequential, Workforce
+from fedbench.executors import Sequential
 from fedbench.federation import Federation
-from fedbench.metrics import IGNORED, Probe, accuracy
+from fedbench.metrics import IGNORED, Probe
 from fedbench.population import Population
+from fedbench.workforce import Workforce
 
 VOCABULARY = {"pasta": 9, "from": 5, "astoria": 7, "tastes": 2, "delicious": 12, "fine": 1}
 TRIGGER, DELICIOUS = [9, 5, 7, 2], 12

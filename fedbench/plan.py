@@ -1,0 +1,116 @@
+"""A plan: a configuration with its plugins built, checked against each other."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedbench.attack import ATTACKS, Attack, Omniscient
+from fedbench.backdoor import BACKDOORS, Backdoor, settings_of
+from fedbench.config import RunConfig, share
+from fedbench.data import DATASETS, DataSource, Spec
+from fedbench.defense import DEFENSES, Defense
+from fedbench.errors import UserError
+from fedbench.executors import EXECUTORS, Executor
+from fedbench.models import MODELS, Model
+from fedbench.results import RunDir
+from fedbench.tracking import TRACKERS, Tracker
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration with its plugins built: everything but data and training."""
+
+    config: RunConfig
+    defense: Defense
+    attack: Attack
+    backdoors: tuple[Backdoor, ...]
+    source: DataSource
+    model: Model
+    executor: Executor
+    tracker: Tracker
+    pretrained: str | None = None  # hash of the checkpoint to start from
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Plan:
+        """Builds what the configuration names; a UserError for anything that cannot work."""
+        attack = ATTACKS.build(config.attack)
+        if isinstance(attack, Omniscient):  # on record, also where the user's file leaves it out
+            config.attack = {**config.attack, "omniscient": attack.omniscient}
+        source = DATASETS.build(config.dataset)
+        planted = attack.planted(source.backdoors)
+        plan = cls(
+            config=config,
+            defense=DEFENSES.build(config.defense),
+            attack=attack,
+            backdoors=tuple(BACKDOORS.build(settings_of(backdoor)) for backdoor in planted),
+            source=source,
+            model=MODELS.build(config.model),
+            executor=EXECUTORS.build(config.executor),
+            tracker=TRACKERS.build(config.tracker),
+            pretrained=None if config.pretrained is None else _file_digest(config.pretrained),
+        )
+        try:
+            plan.defense.check(config.n_clients)
+        except ValueError as error:
+            raise UserError(f"defense {config.defense['name']}: {error}") from error
+        if source.spec is not None:
+            plan.check_fit(source.spec)
+        if attack.active and config.pmr > 0 and config.attack_start >= config.rounds:
+            raise UserError(
+                f"attack_start={config.attack_start}: must be below rounds={config.rounds}"
+            )
+        key = "n_clients" if config.malicious == "fixed" else "pool_size"
+        n = getattr(config, key)
+        if attack.active and config.pmr > 0 and not share(config.pmr, n):
+            raise UserError(
+                f"pmr={config.pmr}: of {key.removesuffix('_size')}={n} that is no client"
+            )
+        return plan
+
+    def check_fit(self, spec: Spec) -> None:
+        """A UserError for a part that does not fit the data set, or not the others."""
+        natural = self.config.partition == "natural"
+        if natural and not spec.natural:
+            raise UserError(f"partition=natural: the samples of {spec.name} have no owners")
+        if spec.is_sequences and not natural:
+            raise UserError(
+                f"partition={self.config.partition}: goes by the label of a sample, "
+                f"those of {spec.name} are sequences; take natural"
+            )
+        try:
+            self.model.check(spec)
+        except ValueError as error:
+            raise UserError(f"model {self.config.model['name']}: {error}") from error
+        for backdoor in self.backdoors:
+            try:
+                backdoor.check(spec)
+            except ValueError as error:
+                raise UserError(f"backdoor on {spec.name}: {error}") from error
+        try:
+            self.attack.check(self.backdoors, spec)
+        except ValueError as error:
+            raise UserError(f"attack {self.config.attack['name']}: {error}") from error
+
+    @property
+    def folder(self) -> RunDir:
+        versions: dict[str, int | str] = {
+            "defense": self.defense.version,
+            "attack": self.attack.version,
+            **{f"backdoor {i}": b.version for i, b in enumerate(self.backdoors)},
+        }
+        if self.pretrained is not None:
+            versions["pretrained"] = self.pretrained
+        return RunDir(Path(self.config.out, self.config.name, self.config.run_id(versions)))
+
+
+def _file_digest(path: str) -> str:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(
+            f"pretrained={path}: cannot be read ({error.strerror}), expected a checkpoint: "
+            "checkpoint.pt of a run, or a file of <out>/.pretrained"
+        ) from error

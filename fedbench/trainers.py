@@ -1,0 +1,84 @@
+"""How clients are trained: one after another, here; several at once is in stacked.py."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch.func import grad
+
+from fedbench.client import Classifier, Training, clip, sgd_step, train
+from fedbench.population import Order, Population, Rows
+from fedbench.recording import Recorder, can_record, loss_of
+
+
+class Trainer(ABC):
+    """Trains the clients of a population; one object serves all rounds."""
+
+    name: ClassVar[str]  # of the executor
+
+    def __init__(self, population: Population) -> None:
+        self.population = population
+
+    @abstractmethod
+    def portions(self, order: Order) -> list[list[int]]:
+        """The order's clients, by their places in `order.jobs`, as they are trained together.
+
+        They do not depend on the number of processes: so neither do the results.
+        """
+
+    @abstractmethod
+    def fit(self, order: Order, trainings: Sequence[Training], out: Sequence[Rows]) -> None:
+        """Trains the clients of a portion, each from the order's model, into its rows."""
+
+
+class OneByOne(Trainer):
+    """One client after another."""
+
+    name = "sequential"
+
+    def __init__(self, population: Population, full_precision: bool) -> None:
+        super().__init__(population)
+        module = population.module
+        self.plain: PlainTraining | None = None
+        if full_precision and isinstance(module, Classifier) and can_record(module):
+            self.plain = PlainTraining(module)
+
+    def portions(self, order: Order) -> list[list[int]]:
+        return [[i] for i in range(len(order.jobs))]
+
+    def fit(self, order: Order, trainings: Sequence[Training], out: Sequence[Rows]) -> None:
+        population = self.population
+        layout, clip_grad = population.layout, population.config.clip_grad
+        for training, rows in zip(trainings, out, strict=True):
+            layout.write(order.params, order.buffers)
+            if self.plain is not None and training.malice is None:
+                self.plain.train(training, clip_grad)
+            else:
+                train(population.module, training, population.fabric, clip_grad)
+            layout.read_params(out=rows.params)
+            layout.read_buffers(out=rows.buffers)
+
+
+class PlainTraining:
+    """What `client.train` does, to the bit, for honest clients of networks that can be recorded."""
+
+    def __init__(self, module: Classifier) -> None:
+        self.module = module
+        self.params = [p.detach() for p in module.parameters() if p.requires_grad]  # same memory
+        self.momenta = [torch.zeros_like(param) for param in self.params]
+        loss, n = loss_of(module), len(self.params)
+        self.gradients = Recorder(lambda *given: grad(loss)(given[:n], *given[n:]))
+
+    @torch.no_grad()
+    def train(self, training: Training, clip_grad: float | None) -> None:
+        for momentum in self.momenta:
+            momentum.zero_()
+        for epoch in range(training.epochs):
+            for x, y in training.batches(epoch):
+                gradients = self.gradients(*self.params, training.decode(x), y)
+                if clip_grad is not None:
+                    clip(gradients, clip_grad)
+                sgd_step(self.module, self.params, gradients, self.momenta, self.module.lr)

@@ -1,0 +1,214 @@
+"""The ranks of a run: how clients are dealt to them, and what they send back."""
+
+from __future__ import annotations
+
+import io
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, distributed
+
+from fedbench.backdoor import Implant
+from fedbench.errors import UserError
+from fedbench.executors import Executor
+from fedbench.metrics import accuracy
+from fedbench.population import Order, Population, Rows
+
+T = TypeVar("T")
+
+PATIENCE = 30  # seconds for a process to be ended
+
+
+@dataclass(frozen=True)
+class Briefing:
+    """The backdoors, made ready."""
+
+    implants: Sequence[Implant]
+
+
+@dataclass(frozen=True)
+class Exam:
+    """A model to be measured."""
+
+    params: Tensor  # [P]
+    buffers: Tensor  # [Q]
+
+
+Message = Order | Briefing | Exam | None  # none: there is nothing more to do
+
+
+class ClientError(UserError):
+    """What went wrong in a client's training; with the trace, if that was on another rank."""
+
+    def __init__(self, line: str, trace: str | None = None) -> None:
+        super().__init__(line)
+        if trace is not None:
+            self.__cause__ = RuntimeError(trace)
+
+
+class Workforce:
+    """The ranks of a run: rank 0 is the server's and gives orders, the others serve."""
+
+    def __init__(self, executor: Executor, fabric: Fabric, population: Population) -> None:
+        self.trainer = executor.trainer(population)
+        self.fabric = fabric
+        self.population = population
+
+    def __str__(self) -> str:
+        """`sequential on 2 processes`: what was chosen, for people."""
+        where = self.fabric.device.type
+        kind = "process" if where == "cpu" else f"{where} device"
+        n = self.fabric.world_size
+        plural = ("es" if where == "cpu" else "s") * (n > 1)
+        return f"{self.trainer.name} on {n} {kind}{plural}"
+
+    def brief(self, implants: Sequence[Implant]) -> None:
+        """Gives every rank the backdoors that are made ready."""
+        self._exchange(Briefing(tuple(implants)))
+        self.population.brief(implants)
+
+    def train(self, order: Order) -> tuple[Tensor, Tensor]:
+        """Updates [N, P] and buffers [N, Q] of the order's clients, in the order of its jobs."""
+        self._exchange(order)
+        return self._train_share(order)
+
+    def evaluate(self, params: Tensor, buffers: Tensor) -> list[float | None]:
+        """Of every probe of the population, the share of right predictions."""
+        exam = Exam(params, buffers)
+        self._exchange(exam)
+        counts = self._evaluate_share(exam)
+        return [*map(accuracy, self.population.probes, counts.tolist())]
+
+    def serve(self) -> None:
+        """Does this rank's share of all that the server asks for, until it sends nothing."""
+        while (message := self._exchange(None)) is not None:
+            if isinstance(message, Briefing):
+                self.population.brief(message.implants)
+            elif isinstance(message, Exam):
+                self._evaluate_share(message)
+            else:
+                with suppress(UserError):  # rank 0 has it too, and tells it
+                    self._train_share(message)
+
+    def dismiss(self) -> None:
+        """Ends `serve`."""
+        self._exchange(None)
+
+    def _exchange(self, message: Message) -> Message:
+        """What rank 0 holds, on every rank and there on its device."""
+        if self.fabric.world_size == 1:
+            return message
+        packed = io.BytesIO()
+        if self.fabric.global_rank == 0:
+            torch.save(message, packed)
+        with _together():
+            sent = io.BytesIO(self.fabric.broadcast(packed.getvalue()))
+        if self.fabric.global_rank == 0:
+            return message
+        received: Message = torch.load(sent, map_location=self.fabric.device, weights_only=False)
+        return received
+
+    def _evaluate_share(self, exam: Exam) -> Tensor:
+        ranks, rank = self.fabric.world_size, self.fabric.global_rank
+        counts = self.population.count_right(exam.params, exam.buffers, rank, ranks)
+        if ranks > 1:
+            with _together():
+                distributed.all_reduce(counts)
+        return counts
+
+    def _train_share(self, order: Order) -> tuple[Tensor, Tensor]:
+        """Rank 0 gets all rows, the others have their own."""
+        n, ranks, rank = len(order.jobs), self.fabric.world_size, self.fabric.global_rank
+        layout = self.population.layout
+        portions = self.trainer.portions(order)
+        costs = [sum(self.population.cost(order.jobs[i]) for i in part) for part in portions]
+        shares = deal(portions, costs, ranks)
+        clients = [[i for portion in share for i in portion] for share in shares]
+        n_rows = n if rank == 0 else len(clients[rank])
+        updates = order.params.new_empty(n_rows, layout.n_params)
+        buffers = order.buffers.new_empty(n_rows, layout.n_buffers)
+        places = {i: i if rank == 0 else row for row, i in enumerate(clients[rank])}
+        failure: UserError | None = None
+        try:
+            for portion in shares[rank]:
+                rows = [Rows(updates[places[i]], buffers[places[i]]) for i in portion]
+                self._train_portion(order, portion, rows)
+        except UserError as error:
+            failure = error
+        self._raise_any(failure)
+        for other in range(1, ranks):
+            for row, i in enumerate(clients[other]):
+                if rank in (0, other):
+                    self._send(updates[i if rank == 0 else row], other)
+                    self._send(buffers[i if rank == 0 else row], other)
+        return updates, buffers
+
+    def _train_portion(self, order: Order, portion: Sequence[int], rows: Sequence[Rows]) -> None:
+        population, jobs = self.population, [order.jobs[i] for i in portion]
+
+        try:
+            population.train(order, jobs, rows, partial(self.trainer.fit, order))
+        except UserError:
+            raise
+        except Exception as error:
+            who = ", ".join(str(job.client) for job in jobs)
+            reason = f"{type(error).__name__}: {error}"
+            raise ClientError(f"client {who} in round {order.index}: {reason}") from error
+
+    def _raise_any(self, failure: UserError | None) -> None:
+        """Raises what went wrong on any rank on all of them, so that none waits for another."""
+        ranks = self.fabric.world_size
+        if ranks > 1:
+            n_failures = torch.tensor(int(failure is not None), device=self.fabric.device)
+            with _together():
+                distributed.all_reduce(n_failures)
+            if n_failures:
+                mine = failure and (str(failure), "".join(traceback.format_exception(failure)))
+                told: list[tuple[str, str] | None] = [None] * ranks
+                with _together():
+                    distributed.all_gather_object(told, mine)
+                line, trace = next(filter(None, told))
+                failure = failure or ClientError(line, trace)
+        if failure is not None:
+            raise failure
+
+    def _send(self, row: Tensor, sender: int) -> None:
+        """From a rank to rank 0."""
+        if not row.numel():
+            return
+        with _together():
+            if self.fabric.global_rank == 0:
+                distributed.recv(row, src=sender)
+            else:
+                distributed.send(row, dst=0)
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Around what all ranks do together: if one of them dies, the others get an error of the line.
+
+    The process that started them all ends them for it, and says why: it must be the one to speak.
+    """
+    try:
+        yield
+    except RuntimeError:
+        time.sleep(PATIENCE)
+        raise
+
+
+def deal(items: Sequence[T], costs: Sequence[int], n_hands: int) -> list[list[T]]:
+    """Items to hands of about equal costs: the costliest first, each to whoever has least."""
+    hands: list[list[T]] = [[] for _ in range(n_hands)]
+    loads = [0] * n_hands
+    for i in sorted(range(len(items)), key=lambda i: -costs[i]):
+        hand = loads.index(min(loads))
+        hands[hand].append(items[i])
+        loads[hand] += costs[i]
+    return hands

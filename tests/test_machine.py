@@ -1,0 +1,108 @@
+"""What a run may use of the machine, alone and in a sweep; how clients are dealt to ranks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from pathlib import Path
+
+import pooch  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbench import machine
+from fedbench.workforce import deal
+
+
+@given(st.lists(st.integers(0, 100), max_size=40), st.integers(1, 6))
+def test_all_is_dealt_in_about_equal_parts(costs: list[int], n_hands: int) -> None:
+    """The costliest first, each to whoever has least: within 4/3 of the best (Graham 1969)."""
+    hands = deal(range(len(costs)), costs, n_hands)
+    assert len(hands) == n_hands
+    assert sorted(i for hand in hands for i in hand) == list(range(len(costs)))
+    loads = [sum(costs[i] for i in hand) for hand in hands]
+    least = max([sum(costs) / n_hands, *costs])  # no way to deal has a smaller largest part
+    pair = sorted(costs, reverse=True)[n_hands - 1 : n_hands + 1]
+    least = max(least, sum(pair) if len(pair) == 2 else 0)
+    assert max(loads) <= least * 4 / 3 + 1e-9
+    for hand in hands:
+        assert [costs[i] for i in hand] == sorted((costs[i] for i in hand), reverse=True)
+
+
+def test_a_deal_by_hand() -> None:
+    # 9 | 7, then 5 to the 7 (12), 4 to the 9 (13), 3 to the 12 (15), 1 to the 13 (14)
+    assert deal("abcdef", [4, 9, 1, 5, 7, 3], 2) == [["b", "a", "c"], ["e", "d", "f"]]
+
+
+def test_cores_are_divided_by_threads_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "n_cores", lambda: 8)
+    monkeypatch.delenv(machine.PARALLEL, raising=False)
+    assert (machine.units("cpu"), machine.units("cpu", 3), machine.units("cpu", 9)) == (8, 2, 1)
+    assert machine.share("cpu", 1) == 8
+    assert not machine.in_sweep()
+    monkeypatch.setenv(machine.PARALLEL, "3")
+    monkeypatch.setenv(machine.PRETRAINING, "1")
+    assert machine.in_sweep()
+    assert (machine.share("cpu", 1), machine.share("cpu", 2)) == (2, 1)
+    assert machine.share("cpu", 1, machine.PRETRAINING) == 8
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "threads", "devices", "n_gpus", "expected"),
+    [
+        ("cpu", 1, None, 0, 8),
+        ("cpu", 2, None, 0, 4),
+        ("cpu", 2, 2, 0, 2),
+        ("cpu", 1, 16, 0, 1),
+        ("gpu", 1, None, 4, 4),
+        ("cuda", 1, 2, 4, 2),
+        ("auto", 1, None, 0, 8),
+        ("mps", 1, None, 0, 1),
+    ],
+)
+def test_jobs_are_as_many_as_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+    accelerator: str,
+    threads: int,
+    devices: int | None,
+    n_gpus: int,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(machine, "n_cores", lambda: 8)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: n_gpus)
+    assert machine.jobs(accelerator, threads, devices) == expected
+
+
+@pytest.fixture(autouse=True)
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
+
+
+def hold(n: int, answers: multiprocessing.Queue[list[int]], seconds: float) -> None:
+    with machine.claimed_gpus(n, 3) as gpus:
+        answers.put(gpus)
+        time.sleep(seconds)
+
+
+def test_runs_side_by_side_get_gpus_of_their_own() -> None:
+    with machine.claimed_gpus(2, 3) as first, machine.claimed_gpus(1, 3) as second:
+        assert (first, second) == ([0, 1], [2])
+    with machine.claimed_gpus(3, 3) as all_of_them:
+        assert all_of_them == [0, 1, 2]
+
+
+def test_a_run_waits_for_a_gpu_and_never_holds_a_part() -> None:
+    """Two runs that want two of three GPUs each: the second gets them when the first is over."""
+    context = multiprocessing.get_context("fork")
+    answers: multiprocessing.Queue[list[int]] = context.Queue()
+    arguments = (2, answers, 0.5)
+    runs = [context.Process(target=hold, args=arguments) for _ in range(3)]
+    begun = time.monotonic()
+    for run in runs:
+        run.start()
+    assert [len(answers.get(timeout=20)) for _ in runs] == [2, 2, 2]
+    for run in runs:
+        run.join(20)
+        assert run.exitcode == 0
+    assert time.monotonic() - begun >= 1.5

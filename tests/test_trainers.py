@@ -1,0 +1,276 @@
+"""Executors: whatever trains the clients, the updates are those of `client.train`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from fedbench import client
+from fedbench.attack import ATTACKS
+from fedbench.backdoor import BACKDOORS
+from fedbench.client import Classifier
+from fedbench.config import RunConfig
+from fedbench.data import Dataset
+from fedbench.errors import UserError
+from fedbench.executors import EXECUTORS, Auto, Executor, Sequential, Vectorized
+from fedbench.population import Order, Population, Rows
+from fedbench.recording import SEEN, Recorder, can_record
+from fedbench.trainers import OneByOne
+
+PUNCTUAL = {  # attacks that use every means a malicious client has in its training
+    "constrain_and_scale": {"alpha": 0.5, "epochs": 3, "gamma": "bounded"},
+    "edge_case": {"backdoors": ["patch"], "lr": 0.02, "lr_decay": 0.1, "lr_decay_at": [0.5]},
+    "adaptive_baybfed": {"epochs": 2},
+    "gaussian": {},
+    "none": {},
+}
+
+
+@pytest.fixture
+def population(sample: Dataset, fabric: Fabric) -> Callable[..., Population]:
+    """Makes one of eight clients, three of them malicious, and a small network."""
+
+    def make(network: nn.Module | None = None, attack: str = "none", **settings: Any) -> Population:
+        usual = {"n_clients": 8, "pmr": 0.4, "batch_size": 16, "model": {"name": "small"}}
+        torch.manual_seed(0)
+        network = network or nn.Sequential(
+            nn.Flatten(), nn.Linear(784, 24), nn.ReLU(), nn.Linear(24, 10)
+        )
+        built = ATTACKS.build({"name": attack, **PUNCTUAL[attack]})
+        made = Population(RunConfig(**usual | settings), sample, network, built, fabric)
+        scene = made.scene(made.layout.read_params(), made.layout.read_buffers())
+        planted = built.planted([{"name": "patch"}])
+        made.brief([BACKDOORS.build({"name": "patch"}).prepare(scene) for _ in planted])
+        return made
+
+    return make
+
+
+def updates(executor: Executor, population: Population) -> Tensor:
+    """[N, P] of a round under attack."""
+    layout = population.layout
+    order = Order(0, population.select(0), layout.read_params(), layout.read_buffers())
+    trainer = executor.trainer(population)
+    sent = order.params.new_full((len(order.jobs), layout.n_params), torch.nan)
+    buffers = sent.new_empty(len(order.jobs), layout.n_buffers)
+    for portion in trainer.portions(order):
+        jobs = [order.jobs[i] for i in portion]
+        rows = [Rows(sent[i], buffers[i]) for i in portion]
+        population.train(order, jobs, rows, partial(trainer.fit, order))
+    layout.write(order.params, order.buffers)
+    return sent
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"partition": "dirichlet", "dirichlet_alpha": 0.3},  # clients of very unequal sizes
+    {"clip_grad": 0.3, "weight_decay": 0.01},
+    {"momentum": 0.0, "local_epochs": 3, "batch_size": 7},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("attack", PUNCTUAL)
+def test_vectorized_is_sequential_but_for_rounding(
+    population: Callable[..., Population], attack: str, settings: dict[str, Any]
+) -> None:
+    """In double precision, where rounding cannot turn a ReLU on that is off: to 1e-9."""
+    made = population(attack=attack, **settings)
+    made.module.double()
+    made.dataset = replace(made.dataset)
+    decode = made.dataset.decode
+    object.__setattr__(made.dataset, "decode", lambda x: decode(x).double())
+    one_by_one, stacked = (updates(e, made) for e in (Sequential(), Vectorized(stack=3)))
+    assert one_by_one.dtype == torch.float64
+    assert one_by_one.norm(dim=1).min() > 1e-3
+    torch.testing.assert_close(stacked, one_by_one, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_vectorized_stays_within_1e_5_in_single_precision(
+    population: Callable[..., Population], settings: dict[str, Any]
+) -> None:
+    made = population(attack="constrain_and_scale", **settings)
+    one_by_one, stacked = (updates(e, made) for e in (Sequential(), Vectorized()))
+    assert not torch.equal(stacked, one_by_one)
+    errors = (stacked - one_by_one).norm(dim=1) / one_by_one.norm(dim=1)
+    assert errors.max() < 1e-5
+
+
+def test_how_many_are_stacked_does_not_matter(population: Callable[..., Population]) -> None:
+    made = population(attack="constrain_and_scale")
+    alone, all_at_once = (updates(Vectorized(stack=k), made) for k in (1, 30))
+    torch.testing.assert_close(alone, all_at_once, rtol=1e-4, atol=1e-6)
+
+
+def test_a_stack_takes_clients_of_like_work_together(
+    population: Callable[..., Population],
+) -> None:
+    made = population(attack="constrain_and_scale", partition="dirichlet", dirichlet_alpha=0.3)
+    order = Order(0, made.select(0), made.layout.read_params(), made.layout.read_buffers())
+    trainer = Vectorized(stack=2).trainer(made)
+    portions = trainer.portions(order)
+    assert [len(portion) for portion in portions] == [1, 2, 2, 1, 2]
+    assert [{order.jobs[i].malicious for i in portion} for portion in portions] == (
+        [{False}] * 3 + [{True}] * 2
+    )
+    costs = [[made.cost(order.jobs[i]) for i in portion] for portion in portions]
+    for kind in (costs[:3], costs[3:]):
+        flat = [cost for portion in kind for cost in portion]
+        assert flat == sorted(flat, reverse=True)
+
+
+def test_cost_counts_what_a_client_trains(population: Callable[..., Population]) -> None:
+    made = population(attack="constrain_and_scale", local_epochs=2)  # 3 epochs, and a clean update
+    honest, malicious = (
+        next(job for job in made.select(0) if job.malicious is kind) for kind in (False, True)
+    )
+    assert made.cost(honest) == 2 * len(made.shards[honest.client])
+    assert made.cost(malicious) == (3 + 2) * len(made.shards[malicious.client])
+    noisy = population(attack="gaussian")
+    assert noisy.cost(replace(malicious)) == 0
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_recorded_steps_give_the_bits_of_the_usual_ones(
+    population: Callable[..., Population], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = population(**settings)
+    recorded = updates(Sequential(), made)
+    plain = OneByOne(made, full_precision=True).plain
+    assert plain is not None
+    calls: list[int] = []
+
+    def usual(self: Any, training: Any, clip_grad: float | None) -> None:
+        calls.append(1)
+        client.train(made.module, training, made.fabric, clip_grad)
+
+    monkeypatch.setattr("fedbench.trainers.PlainTraining.train", usual)
+    assert torch.equal(updates(Sequential(), made), recorded)
+    assert len(calls) == 8
+
+
+def test_a_recorder_records_shapes_that_come_again() -> None:
+    """Recorded operations do not call the function any more, and give the same."""
+    calls = []
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        calls.append(x.shape)
+        return x.t().t() @ y, (x * 2).sum(dim=0)
+
+    recorder = Recorder(function)
+    rng = torch.Generator().manual_seed(0)
+    for i in range(SEEN + 5):
+        x, y = torch.randn(3, 4, generator=rng), torch.randn(4, 2, generator=rng)
+        product, total = recorder(x, y)
+        assert torch.equal(product, x @ y)
+        assert torch.equal(total, (x * 2).sum(dim=0))
+        assert len(calls) == min(i + 1, SEEN) + (i + 1 >= SEEN)  # once more, to be recorded
+    recorder(torch.zeros(2, 4), y)  # another shape
+    assert calls[-1] == (2, 4)
+
+
+class Switched(nn.Module):
+    """Not the same operations every time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Watched(Classifier):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * 2
+
+
+@pytest.mark.parametrize(
+    ("module", "can"),
+    [
+        (Classifier(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.ReLU()), 0.1), True),
+        (Classifier(nn.Linear(4, 2), 0.1), True),
+        (Classifier(nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)), 0.1), False),
+        (Classifier(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), 0.1), False),
+        (Classifier(nn.Sequential(nn.Linear(4, 2), Switched()), 0.1), False),
+        (Watched(nn.Linear(4, 2), 0.1), False),
+    ],
+)
+def test_only_what_is_the_same_every_time_is_recorded(module: Classifier, can: bool) -> None:
+    assert can_record(module) is can
+
+
+def test_a_network_of_the_users_own_is_not_recorded(population: Callable[..., Population]) -> None:
+    made = population(nn.Sequential(nn.Flatten(), nn.Linear(784, 10), Switched()))
+    assert OneByOne(made, full_precision=True).plain is None
+    assert updates(Sequential(), made).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (nn.Dropout(0.2), "dropout"),
+        (nn.BatchNorm1d(10), "statistics"),
+        (Switched(), "cannot be stacked"),
+    ],
+)
+def test_networks_that_cannot_be_stacked_are_told(
+    population: Callable[..., Population], layer: nn.Module, reason: str
+) -> None:
+    made = population(nn.Sequential(nn.Flatten(), nn.Linear(784, 10), layer))
+    with pytest.raises(UserError, match=reason) as caught:
+        updates(Vectorized(), made)
+    assert "take sequential" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_with_a_training_of_its_own_cannot_be_stacked(
+    population: Callable[..., Population],
+) -> None:
+    class Own(client.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(784, 10)
+
+    with pytest.raises(UserError, match="not for model small, it brings a training of its own"):
+        Vectorized().trainer(population(Own()))
+
+
+def test_auto_takes_what_is_faster(population: Callable[..., Population]) -> None:
+    def network(*hidden: int) -> nn.Module:
+        widths = [784, *hidden, 10]
+        layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
+        return nn.Sequential(nn.Flatten(), *layers)
+
+    def chosen(network: nn.Module, **settings: Any) -> str:
+        return Auto().trainer(population(network, **settings)).name
+
+    assert chosen(network(16)) == "vectorized"
+    assert chosen(network(256, 128)) == "sequential"
+    assert chosen(nn.Sequential(network(16), nn.Dropout(0.1))) == "sequential"
+
+
+def test_settings_of_auto_reach_what_it_chooses(population: Callable[..., Population]) -> None:
+    made = population()
+    order = Order(0, made.select(0), made.layout.read_params(), made.layout.read_buffers())
+    portions = Auto(stack=4).trainer(made).portions(order)
+    assert [len(portion) for portion in portions] == [4, 4]
+
+
+@pytest.mark.parametrize("name", EXECUTORS.names())
+def test_every_executor_trains_in_mixed_precision(
+    population: Callable[..., Population], name: str
+) -> None:
+    executor = EXECUTORS.build({"name": name, "precision": "bf16-mixed"})
+    made = population()
+    made.fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    mixed, full = updates(executor, made), updates(Sequential(), made)
+    assert mixed.dtype == torch.float32
+    assert not torch.equal(mixed, full)
+    errors = (mixed - full).norm(dim=1) / full.norm(dim=1)
+    assert errors.median() < 0.05  # bfloat16 has 3 digits, and some clients are more sensitive
