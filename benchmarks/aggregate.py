@@ -1,23 +1,17 @@
 """One round of every defense against the cheapest thing that reads the same updates.
 
-    python benchmarks/aggregate.py [--repeats 5] [--threads 1 2] [--clients 30 100] [--defense ...]
+    python -m benchmarks aggregate [--threads 1] [--clients 30 100] [--defense krum flame]
 
-Printed, for updates [N, P] as a trained model's clients send them: seconds, as a ratio to one
-`updates.mean(0)`; as a share of the target, which for rules that need pairwise distances is given
-in `updates @ updates.T`; the peak of extra memory as a ratio to the updates; and how many times as
-long PyPI's byzfl takes for the same rule, if it is there (`pip install --no-deps byzfl`). All are
-medians of side by side repetitions in one process. Defenses with memory are in their second round.
+For updates [N, P] as a trained model's clients send them, each defense has a row against one
+`updates.mean(0)`, with the peak of extra memory as a ratio to the updates; one against its target,
+if it has one, which for rules that need pairwise distances is given in `updates @ updates.T`; and
+one against PyPI's byzfl, if it has the rule and is there. Defenses with memory are in their second
+round.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import importlib.util
-import statistics
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,26 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbench.defense import DEFENSES, ServerView
+from benchmarks._byzfl import byzfl
+from benchmarks._measure import Options, Row, resident, side_by_side
+from fedbench.defense import DEFENSES, Defense, ServerView
 
 OUTPUT_LAYER = {431_080: 5_010, 2_797_610: 2_570}  # of P parameters: the paper's CNN and ResNet
 PAIRWISE = ("krum", "foolsgold", "afa", "flame")
 MEANS = {"fedavg": 1.2, "auror": 5.0, "baybfed": 15.0}  # targets
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--clients", type=int, nargs="+", default=[30, 100])
-    parser.add_argument("--defense", nargs="+", default=DEFENSES.names())
-    options = parser.parse_args()
-    for n in options.clients:
+def measure(options: Options) -> Iterator[Row]:
+    # All are built before any is timed, so that a bad name is told at once.
+    rules = {name: DEFENSES.build({"name": name}) for name in options.defense or DEFENSES.names()}
+    for n in options.clients or ((4,) if options.quick else (30, 100)):
         for p in OUTPUT_LAYER:
             updates, view = round_of(n, p)
-            for threads in options.threads:
-                torch.set_num_threads(threads)
-                compare(options.defense, updates, view, threads, options.repeats)
+            yield from compare(rules, updates, view, options)
 
 
 def round_of(n: int, p: int) -> tuple[Tensor, ServerView]:
@@ -68,88 +58,54 @@ def round_of(n: int, p: int) -> tuple[Tensor, ServerView]:
 
 
 def compare(
-    names: list[str], updates: Tensor, view: ServerView, threads: int, repeats: int
-) -> None:
+    rules: Mapping[str, Defense], updates: Tensor, view: ServerView, options: Options
+) -> Iterator[Row]:
     n, p = updates.shape
-    mean, gram = partial(updates.mean, 0), partial(torch.matmul, updates, updates.T)
-    (mean_seconds, gram_seconds), _ = side_by_side([mean, gram], repeats)
-    print(
-        f"\nn = {n}, P = {p:,}, {threads} thread{'s' * (threads > 1)}: "
-        f"mean {1e3 * mean_seconds:.0f} ms, gram {1e3 * gram_seconds:.0f} ms"
-    )
-    print(f"{'defense':10} {'seconds':>8} {'means':>6} {'of target':>9} {'memory':>7} {'byzfl':>6}")
-    for name in names:
-        defense = DEFENSES.build({"name": name})
+    threads = f"{options.threads} thread{'s' * (options.threads > 1)}"
+    case = f"n = {n}, P = {p:,}, {threads}"
+    yardsticks: dict[str, Callable[[], Any]] = {
+        "mean": partial(updates.mean, 0),
+        "gram": partial(torch.matmul, updates, updates.T),
+    }
+    yield Row.of(case, side_by_side(yardsticks, options.repeats), "gram", "mean")
+    for name, defense in rules.items():
         _, state = defense.aggregate(updates, defense.init(), view)
         rule = partial(defense.aggregate, updates, state, view)
-        peak = extra_memory(rule) / updates.nbytes
-        other = in_byzfl(name, n)
-        timed: list[Callable[[], Any]] = [mean, gram, rule]
+        memory = extra_memory(rule)
+        timed: dict[str, Callable[[], Any]] = {**yardsticks, name: rule}
+        if (other := in_byzfl(name, n)) is not None:
+            timed["byzfl"] = partial(other, updates)
+        times = side_by_side(timed, options.repeats)
+        notes = {} if memory is None else {"memory": memory / updates.nbytes}
+        yield Row.of(case, times, name, "mean", notes)
+        if (target := target_of(name, times)) is not None:
+            yield Row(case, name, times[name], "target", target)
         if other is not None:
-            timed.append(partial(other, updates))
-        _, times = side_by_side(timed, repeats)
-        means = ratio(times[2], times[0])
-        if name in PAIRWISE:
-            target = [1.5 * g + 10 * m for m, g in zip(times[0], times[1], strict=True)]
-        else:
-            target = [MEANS.get(name, float("nan")) * m for m in times[0]]
-        seconds = statistics.median(times[2])
-        print(
-            f"{name:10} {seconds:8.3f} {means:6.1f} {cell(ratio(times[2], target)):>9} "
-            f"{cell(peak):>7} {cell(ratio(times[3], times[2])) if other else '-':>6}",
-            flush=True,
-        )
+            yield Row.of(case, times, name, "byzfl")
 
 
-def side_by_side(
-    calls: list[Callable[[], Any]], repeats: int
-) -> tuple[list[float], list[list[float]]]:
-    """The median seconds of each call, and all of them; one repetition runs every call once."""
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(repeats):
-        for call, seconds in zip(calls, times, strict=True):
-            begun = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - begun)
-    return [statistics.median(seconds) for seconds in times], times
+def target_of(name: str, times: Mapping[str, Sequence[float]]) -> list[float] | None:
+    """The seconds that a defense should take in each repetition."""
+    if name in PAIRWISE:
+        pairs = zip(times["mean"], times["gram"], strict=True)
+        return [1.5 * gram + 10 * mean for mean, gram in pairs]
+    return [MEANS[name] * mean for mean in times["mean"]] if name in MEANS else None
 
 
-def ratio(these: list[float], those: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(these, those, strict=True))
-
-
-def cell(value: float) -> str:
-    return "-" if value != value else f"{value:.2f}"
-
-
-def extra_memory(call: Callable[[], Any]) -> float:
-    """Bytes by which the resident set grows at most during a call; NaN where Linux does not say."""
+def extra_memory(call: Callable[[], Any]) -> int | None:
+    """Bytes by which the resident set grows at most during a call; None but on Linux."""
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     except OSError:
-        return float("nan")
+        return None
     before = resident("VmRSS")
     call()
-    return resident("VmHWM") - before
+    peak = resident("VmHWM")
+    return None if before is None or peak is None else peak - before
 
 
-def resident(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
-
-
-def in_byzfl(name: str, n: int) -> Callable[[Tensor], Tensor] | None:
-    """byzfl's rule of that name; its package imports torchvision, which its aggregators do not."""
-    if name not in ("krum", "median"):
+def in_byzfl(name: str, n: int) -> Any:
+    """byzfl's rule of that name, from updates [N, P] to [P]; None if there is none."""
+    if name not in ("krum", "median") or (rules := byzfl("aggregators.aggregators")) is None:
         return None
-    if "byzfl" not in sys.modules:
-        found = importlib.util.find_spec("byzfl")
-        if found is None:
-            return None
-        sys.modules["byzfl"] = importlib.util.module_from_spec(found)  # not executed
-    rules = importlib.import_module("byzfl.aggregators.aggregators")
     return rules.Median() if name == "median" else rules.Krum(f=(n - 3) // 2)
-
-
-if __name__ == "__main__":
-    main()

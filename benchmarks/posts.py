@@ -1,49 +1,69 @@
 """Reading a dump of posts: speed and memory, next to only decompressing it and parsing its JSON.
 
-    python benchmarks/posts.py [--megabytes 1000] [--authors 200000] [--words 2000000]
+    python -m benchmarks posts [--megabytes 100]
 
 A dump is made in a temporary folder, plain and .zst: lines with the fields of comments on Reddit,
 words and authors by Zipf's law. Each file is read in a fresh process, two passes, without a cache;
-another process only decompresses it and parses every line once. Printed: seconds of processor
-time, MB of JSON a second, the most memory the reader had, and reader / parsing alone.
+another process only decompresses it and parses every line once. Seconds are of processor time.
+Noted: the file's MB, MB of JSON a second, the most MB of memory the reader had, and what it read.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
-import resource
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zstandard
+from numpy.typing import NDArray
 
+from benchmarks._measure import Options, Row, in_turn, resident
 from fedbench.posts import _blocks, _lines
 from fedbench.text import Reddit
 
 BATCH = 10_000  # posts made at a time
 WORDS_A_POST = 30
+AUTHORS_A_MEGABYTE, WORDS_A_MEGABYTE = 200, 2_000  # that there are
 AUTHOR_EXPONENT, WORD_EXPONENT = 0.6, 1.05
 
+Work = Callable[[Path], dict[str, float]]  # what it found, by name
 
-def zipf(n: int, exponent: float) -> np.ndarray[Any, Any]:
+
+def measure(options: Options) -> Iterator[Row]:
+    megabytes = options.megabytes or (5 if options.quick else 100)
+    with tempfile.TemporaryDirectory() as folder:
+        plain, packed = Path(folder, "RC_made"), Path(folder, "RC_made.zst")
+        with plain.open("wb") as file:
+            file.writelines(lines(megabytes))
+        with plain.open("rb") as file, packed.open("wb") as to:
+            zstandard.ZstdCompressor(level=3).copy_stream(file, to)
+        for path in (plain, packed):
+            yield compare(path, plain.stat().st_size / 1e6, options)
+
+
+def zipf(n: int, exponent: float) -> NDArray[np.float64]:
     """[n] chance of a rank up to each, the k-th as likely as k ** -exponent."""
-    cumulated = (np.arange(1, n + 1) ** -exponent).cumsum()
-    return cumulated / cumulated[-1]
+    cumulated: NDArray[np.float64] = (np.arange(1, n + 1) ** -exponent).cumsum()
+    cumulated /= cumulated[-1]
+    return cumulated
 
 
-def lines(n_bytes: int, n_authors: int, n_words: int) -> Iterator[bytes]:
-    """JSON lines, about `n_bytes` of them."""
+def lines(megabytes: int) -> Iterator[bytes]:
+    """JSON lines."""
     rng = np.random.default_rng(0)
-    authors, words = zipf(n_authors, AUTHOR_EXPONENT), zipf(n_words, WORD_EXPONENT)
+    n_words = WORDS_A_MEGABYTE * megabytes
+    authors = zipf(AUTHORS_A_MEGABYTE * megabytes, AUTHOR_EXPONENT)
+    words = zipf(n_words, WORD_EXPONENT)
     spelled = [np.base_repr(word, 36).lower() for word in range(n_words)]
     made = 0
-    while made < n_bytes:
+    while made < megabytes * 1e6:
         lengths = rng.geometric(1 / WORDS_A_POST, BATCH)
         said = np.searchsorted(words, rng.random(int(lengths.sum()))).tolist()
         ends = lengths.cumsum().tolist()
@@ -81,60 +101,45 @@ def comment(author: str, body: str) -> dict[str, Any]:
     }
 
 
-def parse(path: Path) -> None:
+def parse(path: Path) -> dict[str, float]:
     """Every line once: what any reader has to do."""
     for block in _lines(_blocks(path, lambda n: None)):
         for line in block:
             if line:
                 json.loads(line)
+    return {}
 
 
-def read(path: Path) -> None:
+def read(path: Path) -> dict[str, float]:
     """Two passes."""
     windows, counts = Reddit(path=str(path)).read([path])
-    authors = int(windows.owners[-1]) + 1
-    print(f"  {counts.posts:,} posts, {authors:,} clients, {len(windows.train):,} samples")
+    clients = int(windows.owners[-1]) + 1
+    return {"posts": counts.posts, "clients": clients, "samples": len(windows.train)}
 
 
-def measure(work: Callable[[Path], None], path: Path) -> tuple[float, float]:
-    """Seconds of processor time of work in a fresh process, and the most MB of memory it had."""
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=_measured, args=(work, path, queue))
-    process.start()
-    seconds, megabytes = queue.get()
-    process.join()
-    return seconds, megabytes
+def compare(path: Path, megabytes: float, options: Options) -> Row:
+    found: dict[Work, dict[str, float]] = {}
+
+    def clock(work: Work) -> float:
+        seconds, found[work] = in_fresh_process(work, path)
+        return seconds
+
+    clocks = {"parsing alone": lambda: clock(parse), "reader": lambda: clock(read)}
+    times = in_turn(clocks, options.repeats, warm_up=not options.quick)
+    speed = megabytes / statistics.median(times["reader"])
+    notes = {"MB": path.stat().st_size / 1e6, "MB/s": speed, **found[read]}
+    return Row.of(path.name, times, "reader", "parsing alone", notes)
 
 
-def _measured(work: Callable[[Path], None], path: Path, queue: Any) -> None:
+def in_fresh_process(work: Work, path: Path) -> tuple[float, dict[str, float]]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_timed, work, path).result()
+
+
+def _timed(work: Work, path: Path) -> tuple[float, dict[str, float]]:
+    """Seconds of processor time of work, and the most MB of memory it had with what it found."""
     begun = time.process_time()  # others on the machine do not count
-    work(path)
+    found = work(path)
     seconds = time.process_time() - begun
-    queue.put((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
-
-
-def compare(path: Path, megabytes: float) -> None:
-    alone, _ = measure(parse, path)
-    seconds, memory = measure(read, path)
-    print(
-        f"{path.name:12}  {path.stat().st_size / 1e6:7.0f} MB  reader {seconds:7.1f} s  "
-        f"{megabytes / seconds:6.1f} MB/s  {memory:6.0f} MB of memory  "
-        f"parsing alone {alone:6.1f} s  ratio {seconds / alone:.2f}"
-    )
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=float, default=1000)
-    parser.add_argument("--authors", type=int, default=200_000)
-    parser.add_argument("--words", type=int, default=2_000_000)
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        plain, packed = Path(folder, "RC_made"), Path(folder, "RC_made.zst")
-        with plain.open("wb") as file:
-            file.writelines(lines(int(chosen.megabytes * 1e6), chosen.authors, chosen.words))
-        with plain.open("rb") as file, packed.open("wb") as to:
-            zstandard.ZstdCompressor(level=3).copy_stream(file, to)
-        for path in (plain, packed):
-            compare(path, plain.stat().st_size / 1e6)
+    memory = {} if (peak := resident("VmHWM")) is None else {"memory MB": peak / 1e6}
+    return seconds, memory | found

@@ -1,21 +1,28 @@
 """From `python -m fedbench` to the first round, and how much of it is importing torch alone.
 
-    python benchmarks/startup.py [--repeats 5]
+    python -m benchmarks startup
 
 A run of one round is started; its time to the first line of the round, less the round's own
-seconds, is the start-up. Printed next to `python -c "import torch"`, measured in turn.
+seconds, is the start-up. Against it stands `python -c "import torch"`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from benchmarks._measure import Options, Row, clocked, in_turn
+
+
+def measure(options: Options) -> Iterator[Row]:
+    clocks = {"to the first round": to_first_round, "import torch": lambda: clocked(import_torch)}
+    times = in_turn(clocks, options.repeats, warm_up=not options.quick)
+    yield Row.of("python -m fedbench", times, "to the first round", "import torch")
 
 
 def to_first_round() -> float:
@@ -29,21 +36,8 @@ def to_first_round() -> float:
             process.stdout.read()
         assert "MA" in first
         rounds = next(Path(out).glob("*/*/rounds.jsonl"))
-        return seconds - sum(json.loads(rounds.read_text())["seconds"].values())
+        return seconds - float(sum(json.loads(rounds.read_text())["seconds"].values()))
 
 
-def import_torch() -> float:
-    begun = time.perf_counter()
+def import_torch() -> None:
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    return time.perf_counter() - begun
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    pairs = [(to_first_round(), import_torch()) for _ in range(parser.parse_args().repeats)]
-    start, torch_alone = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(
-        f"start to first round {start:.2f} s  import torch alone {torch_alone:.2f} s  "
-        f"ratio {start / torch_alone:.2f}"
-    )

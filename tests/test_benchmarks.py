@@ -1,50 +1,183 @@
-"""The benchmarks run; what they measure is theirs to say."""
+"""The benchmarks run, and are told and kept as the command line says; speed is theirs to say."""
 
 from __future__ import annotations
 
-import re
+import importlib.util
+import json
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedbench
 
 ROOT = Path(fedbench.__file__).parent.parent
+Record = dict[str, Any]
 
 
-def output(*command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command],
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
         cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+def quick(path: Path, *arguments: str) -> tuple[str, list[Record]]:
+    """The table of a quick run, and the rows of its file, which must be sound."""
+    done = run(*arguments, "--quick", "--json", str(path))
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    rows = json.loads(path.read_text())["rows"]
+    for row in rows:
+        times = [*row["seconds"], *row["against_seconds"]]
+        assert times
+        assert all(0 < seconds < math.inf for seconds in times)
+    return done.stdout, rows
+
+
+def pairs(rows: list[Record]) -> list[tuple[str, str | None]]:
+    return [(row["what"], row["against"]) for row in rows]
 
 
 @pytest.mark.slow
-def test_one_round_of_some_defenses() -> None:
-    settings = ["--repeats", "1", "--threads", "1", "--clients", "4"]
-    told = output("benchmarks/aggregate.py", *settings, "--defense", "fedavg", "krum", "baybfed")
-    names = [line.split()[0] for line in told.splitlines() if "." in line[:22]]
-    assert names == ["fedavg", "krum", "baybfed"] * 2
+def test_training(tmp_path: Path) -> None:
+    _, rows = quick(tmp_path / "rows.json", "training")
+    two = "fedbench, 2 processes"
+    assert pairs(rows) == [("fedbench", "by hand"), (two, "fedbench")] * 3
+    assert [row["case"].split(",")[0] for row in rows[::2]] == ["784-100-10", "mlp", "cnn"]
+    for row in rows[::2]:  # the same numbers but for the order of samples, or not even that
+        assert row["notes"]["MA fedbench"] == row["notes"][f"MA {two}"]
+        assert row["notes"]["MA fedbench"] == pytest.approx(row["notes"]["MA by hand"], abs=0.1)
 
 
 @pytest.mark.slow
-def test_recurrent_networks_side_by_side() -> None:
-    told = output("benchmarks/recurrent.py", "--repeats", "1", "--clients", "2")
-    assert [line.split()[0] for line in told.splitlines()] == ["gru", "lstm"]
+def test_stacked_clients(tmp_path: Path) -> None:
+    _, (row,) = quick(tmp_path / "rows.json", "vectorized")
+    assert (row["what"], row["against"]) == ("vectorized", "sequential")
+    assert 0 < row["notes"]["median"] < 1e-5
+    assert row["notes"]["auto takes it"] == 1
 
 
 @pytest.mark.slow
-def test_reading_a_dump() -> None:
-    told = output("benchmarks/posts.py", "--megabytes", "5", "--authors", "50", "--words", "5000")
-    assert re.findall(r"^(RC_made\S*) .* ratio [0-9.]+$", told, re.MULTILINE) == [
-        "RC_made",
-        "RC_made.zst",
+def test_a_sweep(tmp_path: Path) -> None:
+    _, rows = quick(tmp_path / "rows.json", "sweep")
+    assert pairs(rows) == [("side by side", "one after another"), ("further run", None)]
+
+
+@pytest.mark.slow
+def test_growth(tmp_path: Path) -> None:
+    _, rows = quick(tmp_path / "rows.json", "growth")
+    assert [row["case"] for row in rows] == [
+        "10 clients",
+        "30 clients",
+        "10,000 parameters",
+        "100,000 parameters",
     ]
+    assert [row["notes"]["per unit"] for row in rows[::2]] == [1, 1]
+    assert all(row["notes"]["peak MB"] > 100 for row in rows)
+
+
+@pytest.mark.slow
+def test_one_round_of_some_defenses(tmp_path: Path) -> None:
+    chosen = ("fedavg", "krum", "dp")
+    _, rows = quick(tmp_path / "rows.json", "aggregate", "--clients", "4", "--defense", *chosen)
+    expected = [("gram", "mean"), ("fedavg", "mean"), ("fedavg", "target")]
+    expected += [("krum", "mean"), ("krum", "target"), ("dp", "mean")]
+    assert [pair for pair in pairs(rows) if pair != ("krum", "byzfl")] == expected * 2
+
+
+@pytest.mark.slow
+def test_reading_a_dump(tmp_path: Path) -> None:
+    _, rows = quick(tmp_path / "rows.json", "posts")
+    assert pairs(rows) == [("reader", "parsing alone")] * 2
+    assert [row["case"] for row in rows] == ["RC_made", "RC_made.zst"]
+    assert all(row["notes"]["posts"] == 10_000 and row["notes"]["MB/s"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_start_up(tmp_path: Path) -> None:
+    _, rows = quick(tmp_path / "rows.json", "startup")
+    assert pairs(rows) == [("to the first round", "import torch")]
+
+
+@pytest.mark.slow
+def test_peers(tmp_path: Path) -> None:
+    needs = {"byzfl": ("byzfl", "scipy"), "flwr": ("flwr", "ray")}
+    there = [name for name, modules in needs.items() if all(map(importlib.util.find_spec, modules))]
+    _, rows = quick(tmp_path / "rows.json", "peers")
+    assert pairs(rows) == [("fedbench", peer) for peer in (there or (None,)) for _ in range(2)]
+    assert {row["case"].split(", ")[-1] for row in rows} == {"a round", "start-up"}
+    for row in rows:  # a client's samples fit in one batch: the order of samples changes nothing
+        if row["against"] == "flwr" and row["notes"]:
+            assert row["notes"]["MA"] == pytest.approx(row["notes"]["MA of flwr"], abs=0.005)
+
+
+@pytest.mark.slow
+def test_recurrent_networks_in_a_table_and_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "deeper" / "rows.json"
+    table, rows = quick(path, "recurrent")
+    assert pairs(rows) == [("vmap", "sequential")] * 2
+    assert [row["case"].split(",")[0] for row in rows] == ["gru", "lstm"]
+    _, *lines, last = table.splitlines()
+    assert last == f"written to {path}"
+    for line, row in zip(lines, rows, strict=True):
+        assert line.startswith(f"recurrent   {row['case']} ")
+        assert f"  {row['ratio']:#.3g}  " in line
+        assert row["ratio"] == pytest.approx(row["seconds"][0] / row["against_seconds"][0])
+        assert row["times_as_fast"] == pytest.approx(1 / row["ratio"])
+    written = json.loads(path.read_text())
+    assert {"cpu", "cores", "python", "torch", "commit"} <= written["machine"].keys()
+    assert written["options"]["threads"] == 1
+    assert written["begun"]
+
+
+def kept(path: Path, ratios: dict[str, float], **machine: str) -> str:
+    """A file as a run leaves it, with a row for each ratio."""
+    rows = [
+        {"benchmark": "b", "case": "c", "what": what, "against": "a", "ratio": ratio}
+        for what, ratio in ratios.items()
+    ]
+    options = {"threads": 1, "repeats": 5, "quick": False}
+    path.write_text(json.dumps({"machine": machine, "options": options, "rows": rows}))
+    return str(path)
+
+
+def test_two_files_are_compared_by_their_ratios(tmp_path: Path) -> None:
+    old = kept(tmp_path / "old.json", {"same": 2.0, "faster": 2.0, "gone": 1.0}, torch="2.12.0")
+    new = kept(tmp_path / "new.json", {"same": 2.0, "faster": 1.5, "new": 3.0}, torch="2.13.0")
+    done = run("--compare", old, new)
+    assert done.returncode == 0, done.stderr
+    differs, _, *rows = [line.split() for line in done.stdout.splitlines()]
+    assert differs == ["torch:", "2.12.0", "->", "2.13.0"]
+    assert [row[2] for row in rows] == ["same", "faster", "gone", "new"]
+    assert [row[4:] for row in rows] == [
+        ["2", "2", "+0.0", "%"],
+        ["2", "1.50", "-25.0", "%"],
+        ["1", "-", "-"],
+        ["-", "3", "-"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["trainin"], "trainin: no such benchmark; did you mean training? (known: aggregate, "),
+        (["startup", "--defense", "krum"], "--defense: is for aggregate, got startup"),
+        (["aggregate", "--defense", "krumm"], "did you mean krum?"),
+        (["--compare", "none.json", "none.json"], "none.json: cannot be read"),
+        (["--compare", "README.md", "README.md"], "README.md: not written by python -m benchmarks"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(arguments: list[str], told: str, tmp_path: Path) -> None:
+    done = run(*arguments, "--json", str(tmp_path / "rows.json"))
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert done.stderr.startswith("benchmarks: ")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,67 @@
+"""The work that several sides do, put into files, and how well they have done it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks._fedbench import CONFIG, dataset_file, thinned, workforce_of
+from benchmarks._sides import NETWORKS, Task, Work
+from fedbench.data import DATASETS, Dataset, Images
+from fedbench.files import cache_folder, data_folders, find_files
+from fedbench.images import FashionMnist
+
+
+def samples(quick: bool) -> Dataset:
+    """Fashion-MNIST from this machine; nothing is downloaded."""
+    if quick:
+        return thinned(DATASETS.build({"name": "fmnist_sample"}).load(), 5)
+    assert FashionMnist.package is not None
+    name = FashionMnist.spec.name
+    packaged = map(Path, FashionMnist.package.folders)
+    for folder in (*data_folders(name), *packaged, cache_folder(name)):
+        if not find_files(folder, FashionMnist.names)[1]:
+            return FashionMnist(root=str(folder)).load()
+    return DATASETS.build({"name": "fmnist_sample"}).load()
+
+
+def prepared(model: str, data: Dataset, folder: Path, threads: int) -> Task:
+    """A task, its samples and the model that it starts from in files."""
+    workforce, order = workforce_of(data, NETWORKS[model], "auto", threads)
+    task = Task(
+        file=str(folder / "task.pt"),
+        model=model,
+        n_clients=CONFIG.n_clients,
+        batch_size=CONFIG.batch_size,
+        lr=CONFIG.lr,
+        momentum=CONFIG.momentum,
+        threads=threads,
+    )
+    shards = workforce.population.shards
+    # fedbench adds a single left-over sample to the batch before: a step less than the others do
+    assert all(len(shard) % task.batch_size != 1 for shard in shards)
+    start = with_params(task, order.params).state_dict()
+    assert isinstance(data, Images)
+    x = data.decode(data.x_train)
+    task.save(Work(x, data.x_train, data.mean, data.std, data.y_train, shards, start))
+    torch.save(data, dataset_file(task))
+    return task
+
+
+def with_params(task: Task, params: Tensor) -> nn.Module:
+    network = task.network()
+    nn.utils.vector_to_parameters(params, network.parameters())
+    return network
+
+
+@torch.no_grad()
+def accuracy(task: Task, params: Tensor, data: Dataset) -> float:
+    """The share of test samples that the model of these parameters gets right."""
+    network = with_params(task, params).eval()
+    right = [
+        network(data.decode(x)).argmax(1) == y
+        for x, y in zip(data.x_test.split(1000), data.y_test.split(1000), strict=True)
+    ]
+    return float(torch.cat(right).float().mean())
