@@ -94,9 +94,9 @@ def _on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> Record | UserError
 
 def _pretrain_on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> UserError | None:
     def pretrain(federation: Federation) -> None:
-        with _display(plan) as display:
-            display.say(f"{plan.config.title}  pretraining: {federation.workforce}")
-            pretraining.train(plan.config, federation, display)
+        display = _display(plan)  # of lines only: the run's own follows
+        display.say(f"{plan.config.title}  pretraining: {federation.workforce}")
+        pretraining.train(plan.config, federation, display)
 
     return _serve_or(pretrain, fabric, plan, dataset)
 

@@ -52,6 +52,8 @@ class Sweep(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """The table; the program ends with an error if any run did."""
+        if machine.in_sweep():
+            _end_workers()
         started = [folder for folder in self.folders if folder.exists()]
         if started or not self.folders:
             print_runs(read_runs(started or [config.hydra.sweep.dir]))
@@ -69,6 +71,13 @@ def _divide_machine(config: DictConfig, plans: Sequence[Plan]) -> None:
     pretrainings = {plan.config.pretrain_id() for plan in left if pretraining.is_due(plan.config)}
     os.environ[machine.PARALLEL] = str(side_by_side)
     os.environ[machine.PRETRAINING] = str(min(side_by_side, max(len(pretrainings), 1)))
+
+
+def _end_workers() -> None:
+    """Idle processes of the launcher, which take seconds to end by themselves."""
+    from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
+
+    get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
 
 
 def _runs_of(config: DictConfig) -> list[list[str]]:

@@ -408,6 +408,7 @@ def test_a_sweep_pretrains_on_all_cores(tmp_path: Path) -> None:
         assert [line.rpartition("pretraining: ")[2] for line in told] == [
             "sequential on 2 processes"
         ]
+    assert not any("stopped" in line for line in ended.out)
     (shared,) = (tmp_path / "runs").glob(".pretrained/*.pt")
     succeed(*long[:2], "executor.devices=1", "out=alone", cwd=tmp_path)
     (alone,) = (tmp_path / "alone").glob(".pretrained/*.pt")
