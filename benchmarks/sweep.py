@@ -4,8 +4,8 @@
 
 The commands that a user types, in fresh folders, so that all is done each time: nine runs of the
 defaults (three defenses, three shares of malicious clients), which share one pretraining. `further
-run` is what a tenth run takes beyond its rounds, in a process that has done others before: the
-difference of a sweep of two runs of one round and a sweep of one.
+run` is what a run takes beyond its rounds in a process that has done others before: a fifth of the
+difference between a sweep of six short runs and a sweep of one.
 """
 
 from __future__ import annotations

@@ -114,7 +114,8 @@ class _Rank:
 def keep_memory() -> None:
     """Lets freed memory stay with the process: else each step of training gets it anew.
 
-    New pages cost a convolutional network up to a third of its time. Only glibc has this setting.
+    New pages were seen to cost a convolutional network a quarter of its time. Only glibc can be
+    told so.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from lightning.pytorch import LightningModule
@@ -26,7 +27,7 @@ SEEN = 10  # times that shapes are seen, from which on they are worth a recordin
 Gradients = Callable[..., tuple[Tensor, ...]]
 
 
-def can_record(module: LightningModule) -> bool:
+def can_record(module: LightningModule) -> TypeGuard[Classifier]:
     """Whether a step of the module is the same operations every time."""
     return type(module) is Classifier and all(
         type(layer) in LAYERS for layer in module.network.modules()

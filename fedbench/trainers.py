@@ -43,7 +43,7 @@ class OneByOne(Trainer):
         super().__init__(population)
         module = population.module
         self.plain: PlainTraining | None = None
-        if full_precision and isinstance(module, Classifier) and can_record(module):
+        if full_precision and can_record(module):
             self.plain = PlainTraining(module)
 
     def portions(self, order: Order) -> list[list[int]]:
