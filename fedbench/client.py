@@ -156,7 +156,7 @@ def train(
 def sgd_step(
     module: Classifier,
     params: list[Tensor],
-    gradients: list[Tensor] | tuple[Tensor, ...],
+    gradients: list[Tensor],
     momenta: list[Tensor],
     lr: float,
 ) -> None:

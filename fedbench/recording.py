@@ -1,30 +1,36 @@
 """Gradients by operations that are written down once and then only repeated.
 
 In a small network most of a step is not arithmetic: autograd notes what it will have to undo,
-modules look for hooks. What a recording repeats are the operations that autograd makes, on the same
-numbers: the gradients are the same to the bit.
+modules look for hooks, every operation asks for memory. A recording is the list of the operations
+that autograd makes, each with the memory that it reads and writes: on the same numbers it gives
+the same bits.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Callable
-from typing import TypeGuard
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vjp
+from torch.fx import Node, map_arg
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.graph import CodeGen
 
 from fedbench.client import Classifier
 
 # Layers that do the same at every step and draw nothing, and whose bookkeeping counts.
 LAYERS = (nn.Sequential, nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.Identity)
-SEEN = 10  # times that shapes are seen, from which on they are worth a recording
+SEEN = 10  # times that batches of a shape are seen, from which on they are worth a recording
 
-Gradients = Callable[..., tuple[Tensor, ...]]
+Loss = Callable[[Sequence[Tensor], Tensor, Tensor], Tensor]  # of parameters, samples and labels
+Objective = Callable[[Tensor, Sequence[Tensor]], Tensor]  # of the loss and the parameters
+
+aten = torch.ops.aten
 
 
 def can_record(module: LightningModule) -> TypeGuard[Classifier]:
@@ -34,45 +40,147 @@ def can_record(module: LightningModule) -> TypeGuard[Classifier]:
     )
 
 
-def loss_of(module: Classifier) -> Callable[[tuple[Tensor, ...], Tensor, Tensor], Tensor]:
-    """The module's loss as a function of its trainable parameters, samples and labels."""
+def loss_of(module: Classifier, decode: Callable[[Tensor], Tensor]) -> Loss:
+    """The module's loss as a function of its trainable parameters, raw samples and labels."""
     names = [name for name, param in module.named_parameters() if param.requires_grad]
 
-    def loss(params: tuple[Tensor, ...], x: Tensor, y: Tensor) -> Tensor:
+    def loss(params: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
         named = dict(zip(names, params, strict=True))
-        return module.loss(functional_call(module, named, (x,)), y)
+        return module.loss(functional_call(module, named, (decode(x),)), y)
 
     return loss
 
 
-class Recorder:
-    """A function of tensors, recorded for shapes that come again and again."""
+class Gradients:
+    """Of a loss, or of the sum of several [k], by parameters that stay where they are in memory."""
 
-    def __init__(self, function: Gradients) -> None:
-        self.function = function
-        self._seen: Counter[tuple[torch.Size, ...]] = Counter()
-        self._recorded: dict[tuple[torch.Size, ...], Gradients] = {}
+    def __init__(self, loss: Loss, params: Sequence[Tensor], record: bool = True) -> None:
+        self.loss = loss
+        self.params = [param.detach().requires_grad_() for param in params]  # same memory
+        self.record = record
+        self._seen: Counter[tuple[torch.Size, torch.Size]] = Counter()
+        self._recorded: dict[tuple[torch.Size, torch.Size], Recording] = {}
 
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        shapes = tuple(tensor.shape for tensor in tensors)
-        recorded = self._recorded.get(shapes)
-        if recorded is not None:
-            return recorded(*tensors)
-        self._seen[shapes] += 1  # a recording takes as long as many calls
-        if self._seen[shapes] >= SEEN:
-            self._recorded[shapes] = record(self.function, *tensors)
-        return self.function(*tensors)
+    def __call__(self, x: Tensor, y: Tensor, objective: Objective | None = None) -> list[Tensor]:
+        """On a batch, of an objective if there is one; the next call overwrites them."""
+        shapes = x.shape, y.shape
+        recording = self._recorded.get(shapes)
+        if recording is not None:
+            return recording(x, y, objective)
+        if self.record:
+            self._seen[shapes] += 1  # a recording takes as long as many calls
+            if self._seen[shapes] >= SEEN:
+                self._recorded[shapes] = Recording(self.loss, self.params, x, y)
+        with torch.enable_grad():
+            value = self.loss(self.params, x, y)
+            total = value if objective is None else objective(value, self.params)
+            return [*torch.autograd.grad(total.sum(), self.params)]
 
 
-def record(function: Gradients, *tensors: Tensor) -> Gradients:
-    """The operations of the function on tensors of these shapes."""
-    recorded = make_fx(function)(*tensors)
-    transpose = torch.ops.aten.t.default
-    for node in recorded.graph.nodes:
-        before = node.args[0] if node.target is transpose else None
-        if before is not None and before.target is transpose:  # twice is not at all
-            node.replace_all_uses_with(before.args[0])
-    recorded.graph.eliminate_dead_code()
-    recorded.graph.set_codegen(CodeGen())  # plain arguments: the usual one unpacks structures
-    recorded.recompile()
-    return recorded.forward
+class Recording:
+    """A loss and its gradients on batches of one shape, as calls on memory that is never moved."""
+
+    def __init__(self, loss: Loss, params: Sequence[Tensor], x: Tensor, y: Tensor) -> None:
+        self.params = params
+        self.x, self.y = x.clone(), y.clone()
+        with torch.no_grad():
+            self.slope = torch.ones_like(loss(params, x, y))  # of the objective by the loss
+        self.forward: list[Callable[[], object]] = []
+        self.backward: list[Callable[[], object]] = []  # what depends on the slope
+        self.value, *self.gradients = self._written_down(loss)
+
+    def __call__(self, x: Tensor, y: Tensor, objective: Objective | None) -> list[Tensor]:
+        self.x.copy_(x)
+        self.y.copy_(y)
+        for call in self.forward:
+            call()
+        direct = self._outside(objective)
+        for call in self.backward:
+            call()
+        for gradient, more in zip(self.gradients, direct, strict=False):
+            if more is not None:
+                gradient.add_(more)
+        return self.gradients
+
+    def _outside(self, objective: Objective | None) -> Sequence[Tensor | None]:
+        """The slope of an objective by the loss; its gradients but for those through the loss."""
+        if objective is None:
+            self.slope.fill_(1)
+            return ()
+        with torch.enable_grad():
+            value = self.value.detach().requires_grad_()
+            total = objective(value, self.params)
+            slope, *direct = torch.autograd.grad(total, [value, *self.params], allow_unused=True)
+        self.slope.zero_() if slope is None else self.slope.copy_(slope)
+        return direct
+
+    def _written_down(self, loss: Loss) -> list[Tensor]:
+        """Fills the lists of calls; where the loss and the gradients will be."""
+        n = len(self.params)
+
+        def both(*given: Tensor) -> tuple[Tensor, ...]:
+            x, y, slope = given[n:]
+            value, pull = vjp(lambda *params: loss(params, x, y), *given[:n])[:2]
+            return value, *pull(slope)
+
+        inputs = [*(param.detach() for param in self.params), self.x, self.y, self.slope]
+        with torch.no_grad():
+            traced = make_fx(both)(*inputs)
+            known: dict[Node, Any] = {}
+            late: set[Node] = set()
+            for node in traced.graph.nodes:
+                late |= {node} if late & {*node.all_input_nodes} else set()
+                if node.op == "placeholder":
+                    known[node] = inputs[len(known)]
+                    late |= {node} if known[node] is self.slope else set()
+                elif node.op == "get_attr":
+                    known[node] = getattr(traced, node.target)
+                elif node.op == "output":
+                    return [known[result] for result in node.args[0]]
+                else:
+                    args = map_arg(node.args, known.__getitem__)
+                    kwargs = map_arg(node.kwargs, known.__getitem__)
+                    known[node] = result = node.target(*args, **kwargs)
+                    call = again(node.target, args, kwargs, result)
+                    if call is not None:
+                        (self.backward if node in late else self.forward).append(call)
+        raise AssertionError("a graph ends with its output")
+
+
+def again(
+    operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
+) -> Callable[[], object] | None:
+    """A call that does the operation once more, into the same result; None for one of the same
+    memory, which need not be done again."""
+    if operation is operator.getitem or operation.is_view:
+        return None
+    if operation is aten.relu.default:  # what it is made of
+        return partial(torch.clamp_min, *args, 0, out=result)
+    if operation is aten._to_copy.default:
+        return partial(result.copy_, *args)
+    variant, names = _into(operation)
+    if variant is None:
+        return lambda: [*map(Tensor.copy_, _tuple(result), _tuple(operation(*args, **kwargs)))]
+    return partial(variant, *args, **kwargs, **dict(zip(names, _tuple(result), strict=True)))
+
+
+def _tuple(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _into(operation: Any) -> tuple[Callable[..., Any] | None, list[str]]:
+    """The variant of an operation that writes into given memory, and how that is called."""
+
+    def read(overload: Any) -> list[tuple[str, str]]:
+        return [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+
+    packet = operation.overloadpacket
+    for name in packet.overloads():
+        overload = getattr(packet, name)
+        outs = [argument.name for argument in overload._schema.arguments if argument.is_out]
+        # Those that are generated copy what the usual operation gives.
+        if outs and read(overload) == read(operation) and torch.Tag.generated not in overload.tags:
+            # The function of torch, if there is one, takes half as long to be called.
+            function = getattr(torch, packet.__name__, None) if outs == ["out"] else None
+            return function or overload, outs
+    return None, []

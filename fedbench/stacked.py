@@ -14,13 +14,13 @@ from contextlib import contextmanager
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from fedbench.client import Batch, Classifier, Training, batch_sizes, sgd_step
 from fedbench.errors import UserError, first_line
 from fedbench.metrics import IGNORED
 from fedbench.population import Order, Population, Rows
-from fedbench.recording import Recorder, can_record, loss_of
+from fedbench.recording import Gradients, can_record, loss_of
 from fedbench.trainers import Trainer
 
 DROPOUT = (nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.modules.dropout._DropoutNd)
@@ -49,11 +49,24 @@ class Stacks(Trainer):
         assert isinstance(population.module, Classifier)  # see `unsuited`
         self.module = population.module
         self.size = size
-        loss, n = loss_of(self.module), len(population.layout.params)
-        self.losses = vmap(loss)
-        self.recorder: Recorder | None = None
-        if full_precision and can_record(self.module):
-            self.recorder = Recorder(lambda *given: vmap(grad(loss))(given[:n], *given[n:]))
+        self.records = full_precision and can_record(self.module)
+        k = min(size, population.config.n_clients)
+        self.params = [param.new_empty(k, *param.shape) for param in population.layout.params]
+        self.momenta = [torch.empty_like(param) for param in self.params]
+        self._gradients: dict[int, Gradients] = {}  # by how many clients are in the stack
+
+    def gradients(self, n: int) -> Gradients:
+        """Of the losses [n] of the first n clients of the stack."""
+        if n not in self._gradients:
+            losses = vmap(loss_of(self.module, self.population.dataset.decode))
+            fabric = self.population.fabric
+
+            def loss(params: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+                with fabric.autocast():
+                    return losses(tuple(params), x, y)
+
+            self._gradients[n] = Gradients(loss, [p[:n] for p in self.params], self.records)
+        return self._gradients[n]
 
     def portions(self, order: Order) -> list[list[int]]:
         """Clients of much work with others of much; malicious ones apart, for their objective."""
@@ -78,7 +91,7 @@ class Stack:
 
     def __init__(self, stacks: Stacks, start: Tensor, trainings: Sequence[Training]) -> None:
         self.stacks, self.module = stacks, stacks.module
-        self.fabric, self.clip_grad = stacks.population.fabric, stacks.population.config.clip_grad
+        self.clip_grad = stacks.population.config.clip_grad
         # A client's samples are as many in every epoch.
         n_steps = [
             training.epochs * len(batch_sizes(len(training.samples(0)[1]), training.batch_size))
@@ -87,13 +100,13 @@ class Stack:
         self.order = sorted(range(len(trainings)), key=lambda i: -n_steps[i])
         self.trainings = [trainings[i] for i in self.order]
         self.n_steps = [n_steps[i] for i in self.order]
-        layout = stacks.population.layout
-        self.params = [
-            start[place].view_as(param).expand(len(trainings), *param.shape).clone()
-            for place, param in zip(layout.layers.values(), layout.params, strict=True)
-        ]  # [k, ...] each
-        self.momenta = [torch.zeros_like(param) for param in self.params]
+        layout, k = stacks.population.layout, len(trainings)
+        for param, place in zip(stacks.params, layout.layers.values(), strict=True):
+            param[:k] = start[place].view(param.shape[1:])
+        for momentum in stacks.momenta:
+            momentum[:k] = 0
 
+    @torch.no_grad()
     def train(self) -> None:
         """All steps of all clients; those who are done fall off the end of the stack."""
         self.module.train()
@@ -104,30 +117,23 @@ class Stack:
                 left = sum(total > step for total in self.n_steps)
                 if left != n:
                     n = left
-                    params = [param[:n] for param in self.params]
-                    momenta = [momentum[:n] for momentum in self.momenta]
+                    params = [param[:n] for param in self.stacks.params]
+                    momenta = [momentum[:n] for momentum in self.stacks.momenta]
                 epochs, batches = zip(*(next(stream) for stream in streams[:n]), strict=True)
-                gradients = self._gradients(params, batches)
-                self._step(params, gradients, momenta, epochs)
+                self._step(params, self._steepest(batches), momenta, epochs)
 
     def write(self, rows: Sequence[Tensor]) -> None:
         """The clients' parameters, each to its row [P], in the order that they were given."""
         for place, i in enumerate(self.order):
-            torch.cat([param[place].flatten() for param in self.params], out=rows[i])
+            torch.cat([param[place].flatten() for param in self.stacks.params], out=rows[i])
 
-    def _gradients(self, params: list[Tensor], batches: Sequence[Batch]) -> list[Tensor]:
-        """Of each client's own loss: none depends on another's parameters."""
+    def _steepest(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Gradients of each client's own objective: none depends on another's parameters."""
         x, y = (
             _padded([batch[i] for batch in batches], fill) for i, fill in ((0, 0), (1, IGNORED))
         )
-        x, honest = self.trainings[0].decode(x), not any(t.malice for t in self.trainings)
-        if self.stacks.recorder is not None and honest:
-            with torch.no_grad():
-                computed = self.stacks.recorder(*params, x, y)
-        else:
-            computed = self._by_autograd(
-                [param.detach().requires_grad_() for param in params], x, y
-            )
+        malicious = any(training.malice for training in self.trainings)
+        computed = self.stacks.gradients(len(batches))(x, y, self._objective if malicious else None)
         # They may be left transposed, which the fused step would take for what they are not.
         gradients = [gradient.contiguous() for gradient in computed]
         if self.clip_grad is not None:
@@ -137,14 +143,11 @@ class Stack:
                 gradient.mul_(_beside(shares, gradient))
         return gradients
 
-    def _by_autograd(self, params: list[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        with self.fabric.autocast():
-            losses = self.stacks.losses(tuple(params), x, y)  # [k]
+    def _objective(self, losses: Tensor, params: Sequence[Tensor]) -> Tensor:
+        """The sum of what each client minimises."""
         own = zip(*(param.unbind() for param in params), strict=True)
-        objectives = map(_objective, self.trainings, losses.unbind(), own)
-        return torch.autograd.grad(torch.stack([*objectives]).sum(), params)
+        return torch.stack([*map(_objective, self.trainings, losses.unbind(), own)]).sum()
 
-    @torch.no_grad()
     def _step(
         self,
         params: list[Tensor],

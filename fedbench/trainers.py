@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from torch.func import grad
 
 from fedbench.client import Classifier, Training, clip, sgd_step, train
 from fedbench.population import Order, Population, Rows
-from fedbench.recording import Recorder, can_record, loss_of
+from fedbench.recording import Gradients, can_record, loss_of
 
 
 class Trainer(ABC):
@@ -44,7 +43,7 @@ class OneByOne(Trainer):
         module = population.module
         self.plain: PlainTraining | None = None
         if full_precision and can_record(module):
-            self.plain = PlainTraining(module)
+            self.plain = PlainTraining(population, module)
 
     def portions(self, order: Order) -> list[list[int]]:
         return [[i] for i in range(len(order.jobs))]
@@ -54,7 +53,7 @@ class OneByOne(Trainer):
         layout, clip_grad = population.layout, population.config.clip_grad
         for training, rows in zip(trainings, out, strict=True):
             layout.write(order.params, order.buffers)
-            if self.plain is not None and training.malice is None:
+            if self.plain is not None:
                 self.plain.train(training, clip_grad)
             else:
                 train(population.module, training, population.fabric, clip_grad)
@@ -63,22 +62,26 @@ class OneByOne(Trainer):
 
 
 class PlainTraining:
-    """What `client.train` does, to the bit, for honest clients of networks that can be recorded."""
+    """What `client.train` does, to the bit, for networks that can be recorded."""
 
-    def __init__(self, module: Classifier) -> None:
+    def __init__(self, population: Population, module: Classifier) -> None:
         self.module = module
-        self.params = [p.detach() for p in module.parameters() if p.requires_grad]  # same memory
+        self.params = [param.detach() for param in population.layout.params]  # same memory
         self.momenta = [torch.zeros_like(param) for param in self.params]
-        loss, n = loss_of(module), len(self.params)
-        self.gradients = Recorder(lambda *given: grad(loss)(given[:n], *given[n:]))
+        self.gradients = Gradients(loss_of(module, population.dataset.decode), self.params)
 
     @torch.no_grad()
     def train(self, training: Training, clip_grad: float | None) -> None:
+        malice = training.malice
+        objective = None if malice is None else malice.objective
         for momentum in self.momenta:
             momentum.zero_()
         for epoch in range(training.epochs):
+            lr = training.lr_in(epoch, self.module.lr)
             for x, y in training.batches(epoch):
-                gradients = self.gradients(*self.params, training.decode(x), y)
+                gradients = self.gradients(x, y, objective)
                 if clip_grad is not None:
                     clip(gradients, clip_grad)
-                sgd_step(self.module, self.params, gradients, self.momenta, self.module.lr)
+                sgd_step(self.module, self.params, gradients, self.momenta, lr)
+                if malice is not None:
+                    malice.project(self.params)

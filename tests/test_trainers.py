@@ -22,7 +22,7 @@ from fedbench.data import Dataset
 from fedbench.errors import UserError
 from fedbench.executors import EXECUTORS, Auto, Executor, Sequential, Vectorized
 from fedbench.population import Order, Population, Rows
-from fedbench.recording import SEEN, Recorder, can_record
+from fedbench.recording import SEEN, Gradients, Recording, can_record, loss_of
 from fedbench.trainers import OneByOne
 
 PUNCTUAL = {  # attacks that use every means a malicious client has in its training
@@ -140,42 +140,96 @@ def test_cost_counts_what_a_client_trains(population: Callable[..., Population])
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("attack", PUNCTUAL)
 def test_recorded_steps_give_the_bits_of_the_usual_ones(
-    population: Callable[..., Population], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    population: Callable[..., Population],
+    attack: str,
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = population(**settings)
+    made = population(attack=attack, **settings)
+    repeated = count_calls(monkeypatch, Recording, "__call__")
     recorded = updates(Sequential(), made)
-    plain = OneByOne(made, full_precision=True).plain
-    assert plain is not None
-    calls: list[int] = []
+    n_repeated = len(repeated)
+    assert n_repeated > 10
 
     def usual(self: Any, training: Any, clip_grad: float | None) -> None:
-        calls.append(1)
         client.train(made.module, training, made.fabric, clip_grad)
 
     monkeypatch.setattr("fedbench.trainers.PlainTraining.train", usual)
     assert torch.equal(updates(Sequential(), made), recorded)
-    assert len(calls) == 8
+    assert len(repeated) == n_repeated
 
 
-def test_a_recorder_records_shapes_that_come_again() -> None:
-    """Recorded operations do not call the function any more, and give the same."""
-    calls = []
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[None]:
+    """A list that grows by one with every call of the method."""
+    calls: list[None] = []
+    method = getattr(owner, name)
 
-    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        calls.append(x.shape)
-        return x.t().t() @ y, (x * 2).sum(dim=0)
+    def counted(self: Any, *arguments: Any) -> Any:
+        calls.append(None)
+        return method(self, *arguments)
 
-    recorder = Recorder(function)
-    rng = torch.Generator().manual_seed(0)
+    monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
+class Rare(nn.Module):
+    """An operation that cannot write into given memory, and one of two results."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.celu(x) + x.std(dim=1, keepdim=True) + x.max(dim=1, keepdim=True)[0]
+
+
+ACTIVATIONS = [
+    nn.ReLU(),
+    nn.Tanh(),
+    nn.Sigmoid(),
+    nn.GELU(),
+    nn.GELU("tanh"),
+    nn.Identity(),
+    Rare(),
+]
+
+
+@pytest.mark.parametrize("objective", [None, lambda loss, w: loss**2 + 0.1 * w[0].norm()])
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_a_recording_repeats_what_autograd_does(activation: nn.Module, objective: Any) -> None:
+    """To the bit, batch after batch, on parameters that change, and without calling the loss."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), activation, nn.Linear(8, 3))
+    params = [*network.parameters()]
+    loss, calls = loss_of(Classifier(network, 0.1), lambda x: x.float() / 255), []
+
+    def counted(*given: Any) -> Tensor:
+        calls.append(1)
+        return loss(*given)
+
+    gradients = Gradients(counted, params)
     for i in range(SEEN + 5):
-        x, y = torch.randn(3, 4, generator=rng), torch.randn(4, 2, generator=rng)
-        product, total = recorder(x, y)
-        assert torch.equal(product, x @ y)
-        assert torch.equal(total, (x * 2).sum(dim=0))
-        assert len(calls) == min(i + 1, SEEN) + (i + 1 >= SEEN)  # once more, to be recorded
-    recorder(torch.zeros(2, 4), y)  # another shape
-    assert calls[-1] == (2, 4)
+        x, y = torch.randint(256, (5, 3, 4), dtype=torch.uint8), torch.randint(3, (5,))
+        value = loss(params, x, y)
+        total = value if objective is None else objective(value, params)
+        expected = torch.autograd.grad(total, params)
+        assert all(map(torch.equal, gradients(x, y, objective), expected))
+        assert len(calls) == min(i + 1, SEEN) + 2 * (i + 1 >= SEEN)  # twice more, to be recorded
+        with torch.no_grad():
+            for param, gradient in zip(params, expected, strict=True):
+                param -= 0.01 * gradient
+    gradients(x[:3], y[:3])
+    assert len(calls) == SEEN + 3  # another shape
+
+
+def test_a_recording_serves_honest_and_malicious_clients_in_turn() -> None:
+    params = [torch.tensor([1.0, 2.0])]
+    gradients = Gradients(lambda w, x, y: (w[0] * x).sum() * y, params)
+    x, y = torch.tensor([3.0, 4.0]), torch.tensor(2.0)
+    for _ in range(SEEN):
+        gradients(x, y)
+    for _ in range(2):
+        assert gradients(x, y)[0].tolist() == [6, 8]
+        assert gradients(x, y, lambda loss, w: 5 * loss + w[0][0])[0].tolist() == [31, 40]
+        assert gradients(x, y, lambda loss, w: w[0].sum())[0].tolist() == [1, 1]  # loss unused
 
 
 class Switched(nn.Module):
