@@ -12,9 +12,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from benchmarks._measure import clocked
+from benchmarks._measure import clocked, in_turn
 from fedbench.models import MODELS
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -35,6 +36,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 SHAPE, N_CLASSES = (1, 28, 28), 10  # of Fashion-MNIST
 OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+IN_A_ROW = 1.0  # seconds of rounds that are timed together
 PATIENCE = 30  # seconds for a side to end by itself
 LOGGED = 8000  # characters that are shown of a log: the first error is the cause of the others
 
@@ -108,9 +110,10 @@ class Link:
     connection: Connection
 
     def serve(self, one_round: Callable[[], object], params: Callable[[], Tensor]) -> None:
-        """Does a round for every order and answers with its seconds; at the end, with params."""
-        while self.connection.recv():
-            self.connection.send(clocked(one_round))
+        """Does so many rounds for every order and answers with the seconds of one; at the end, an
+        order for none, with params."""
+        while n := self.connection.recv():
+            self.connection.send(clocked(lambda n=n: [one_round() for _ in range(n)]) / n)
         self.connection.send(params().numpy())
 
 
@@ -125,24 +128,37 @@ class Side:
 
     def first_round(self) -> float:
         """Seconds from the start of the process to the end of its first round."""
-        self.round()
+        self.rounds(1)
         return time.perf_counter() - self.begun
 
-    def round(self) -> float:
-        """Its seconds for one round."""
-        return float(self._answer_to(True))
+    def rounds(self, n: int) -> float:
+        """Its seconds for one round, of n in a row."""
+        return float(self._answer_to(n))
 
     def end(self) -> Tensor:
         """The parameters [P] of its global model; it does no more rounds."""
-        return torch.from_numpy(self._answer_to(False))
+        return torch.from_numpy(self._answer_to(0))
 
-    def _answer_to(self, order: bool) -> Any:
+    def _answer_to(self, order: int) -> Any:
         try:
             self.connection.send(order)
             return self.connection.recv()
         except (EOFError, OSError) as error:
             told = self.log.read_text(errors="replace") if self.log.exists() else ""
             raise RuntimeError(f"{self.name} failed:\n{told[:LOGGED]}") from error
+
+
+def rounds_in_turn(
+    sides: Mapping[str, Side], seconds: Mapping[str, float], repeats: int
+) -> dict[str, list[float]]:
+    """Seconds of a round of each side in each repetition, all sides in turn.
+
+    As many rounds in a row as take the fastest a second, by the seconds of one: as in a run, where
+    no processor rests between two rounds.
+    """
+    n = max(round(IN_A_ROW / min(seconds.values())), 1)
+    clocks = {name: partial(side.rounds, n) for name, side in sides.items()}
+    return in_turn(clocks, repeats, warm_up=False)
 
 
 @contextmanager

@@ -5,7 +5,7 @@
 The same 30 clients with the same samples (Fashion-MNIST if it is on this machine, else the part of
 it that ships) train the same network one epoch from the same model, in the same number of steps of
 SGD with momentum, and their models are averaged: nobody attacks, nothing is evaluated. Each
-framework is in a process of its own and does a round in turn. The peers' clients train in the loop
+framework is in a process of its own and does some rounds in turn. The peers' clients train in the loop
 that their documentation shows, over a DataLoader: of tensors in memory, as good as it gets, and of
 images that are made ready one by one, as the data sets of torchvision in their documentation are.
 
@@ -31,8 +31,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks._measure import Options, Row, in_turn
-from benchmarks._sides import Side, Task, started
+from benchmarks._measure import Options, Row
+from benchmarks._sides import Side, Task, rounds_in_turn, started
 from benchmarks._tasks import accuracy, prepared, samples
 from fedbench.data import Dataset
 
@@ -73,8 +73,8 @@ def compare(task: Task, data: Dataset, peers: list[str], repeats: int) -> Iterat
         for name in (OURS, *peers):  # one at a time, so that none is slowed down by another's start
             sides[name] = stack.enter_context(started(name, task))
             first[name] = sides[name].first_round()
-        rounds = {name: side.round for name, side in sides.items()}
-        times = in_turn(rounds, repeats, warm_up=False)
+        seconds = {name: side.rounds(1) for name, side in sides.items()}
+        times = rounds_in_turn(sides, seconds, repeats)
         scores = {name: accuracy(task, side.end(), data) for name, side in sides.items()}
     start_up = {name: [first[name] - statistics.median(times[name])] for name in sides}
     if not peers:

@@ -4,7 +4,7 @@
 
 All train the same 30 clients on the same samples (Fashion-MNIST if it is on this machine, else the
 part of it that ships), an epoch in batches of 64 by SGD with momentum, and average the updates.
-Each is in a process of its own, one thread each, and does a round in turn. The loop by hand has the
+Each is in a process of its own, one thread each, and does some rounds in turn. The loop by hand has the
 network as it is usually written; pooling before ReLU, the order of numbers in memory and all else
 that fedbench does for speed is part of what is measured.
 """
@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks._measure import Options, Row, in_turn
-from benchmarks._sides import NETWORKS, started
+from benchmarks._measure import Options, Row
+from benchmarks._sides import NETWORKS, rounds_in_turn, started
 from benchmarks._tasks import accuracy, prepared, samples
 from fedbench.data import Dataset
 
@@ -40,7 +40,9 @@ def compare(model: str, data: Dataset, options: Options) -> Iterator[Row]:
             label: stack.enter_context(started(name, work, label))
             for label, (name, work) in kinds.items()
         }
-        times = in_turn({label: side.round for label, side in sides.items()}, options.repeats)
+        warm_up = {label: [side.rounds(1), side.rounds(1)] for label, side in sides.items()}
+        seconds = {label: second for label, (_, second) in warm_up.items()}
+        times = rounds_in_turn(sides, seconds, options.repeats)
         scores = {f"MA {label}": accuracy(task, side.end(), data) for label, side in sides.items()}
     case = f"{model}, {len(data.y_train):,} images"
     yield Row.of(case, times, ONE, HAND, scores)

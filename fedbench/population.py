@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from lightning.fabric import Fabric
@@ -41,8 +42,7 @@ class Order:
     buffers: Tensor  # [Q]
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Where what comes of a client's training goes."""
 
     params: Tensor  # [P]

@@ -1,29 +1,24 @@
-"""The ranks of a run: how clients are dealt to them, and what they send back."""
+"""The ranks of a run: what rank 0 asks of them, and what they make of it."""
 
 from __future__ import annotations
 
 import io
-import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, distributed
 
 from fedbench.backdoor import Implant
+from fedbench.channels import Board, Channel, Line, together
 from fedbench.errors import UserError
 from fedbench.executors import Executor
 from fedbench.metrics import accuracy
 from fedbench.population import Order, Population, Rows
-
-T = TypeVar("T")
-
-PATIENCE = 30  # seconds for a process to be ended
 
 
 @dataclass(frozen=True)
@@ -60,6 +55,7 @@ class Workforce:
         self.trainer = executor.trainer(population)
         self.fabric = fabric
         self.population = population
+        self._channels: dict[int, Channel] = {}  # the last one, by its number of clients
 
     def __str__(self) -> str:
         """`sequential on 2 processes`: what was chosen, for people."""
@@ -108,7 +104,7 @@ class Workforce:
         packed = io.BytesIO()
         if self.fabric.global_rank == 0:
             torch.save(message, packed)
-        with _together():
+        with together():
             sent = io.BytesIO(self.fabric.broadcast(packed.getvalue()))
         if self.fabric.global_rank == 0:
             return message
@@ -119,36 +115,40 @@ class Workforce:
         ranks, rank = self.fabric.world_size, self.fabric.global_rank
         counts = self.population.count_right(exam.params, exam.buffers, rank, ranks)
         if ranks > 1:
-            with _together():
+            with together():
                 distributed.all_reduce(counts)
         return counts
 
     def _train_share(self, order: Order) -> tuple[Tensor, Tensor]:
-        """Rank 0 gets all rows, the others have their own."""
-        n, ranks, rank = len(order.jobs), self.fabric.world_size, self.fabric.global_rank
-        layout = self.population.layout
-        portions = self.trainer.portions(order)
-        costs = [sum(self.population.cost(order.jobs[i]) for i in part) for part in portions]
-        shares = deal(portions, costs, ranks)
-        clients = [[i for portion in share for i in portion] for share in shares]
-        n_rows = n if rank == 0 else len(clients[rank])
+        """Rank 0 gets all rows, the others none."""
+        layout, rank = self.population.layout, self.fabric.global_rank
+        n_rows = len(order.jobs) if rank == 0 else 0
         updates = order.params.new_empty(n_rows, layout.n_params)
         buffers = order.buffers.new_empty(n_rows, layout.n_buffers)
-        places = {i: i if rank == 0 else row for row, i in enumerate(clients[rank])}
+        out = [Rows(*row) for row in zip(updates, buffers, strict=True)]
+        portions = self.trainer.portions(order)
+        costs = [sum(self.population.cost(order.jobs[i]) for i in part) for part in portions]
+        channel = self._channel(order)
         failure: UserError | None = None
         try:
-            for portion in shares[rank]:
-                rows = [Rows(updates[places[i]], buffers[places[i]]) for i in portion]
+            for place in channel.deal(portions, costs):
+                portion = portions[place]
+                rows = [out[i] if rank == 0 else channel.place(i) for i in portion]
                 self._train_portion(order, portion, rows)
         except UserError as error:
             failure = error
         self._raise_any(failure)
-        for other in range(1, ranks):
-            for row, i in enumerate(clients[other]):
-                if rank in (0, other):
-                    self._send(updates[i if rank == 0 else row], other)
-                    self._send(buffers[i if rank == 0 else row], other)
+        channel.collect(out)
         return updates, buffers
+
+    def _channel(self, order: Order) -> Channel:
+        """One for all rounds of as many clients."""
+        n = len(order.jobs)
+        if n not in self._channels:
+            like = Rows(order.params, order.buffers)
+            shared = Board.suits(self.fabric)
+            self._channels = {n: Board(self.fabric, like, n) if shared else Line(self.fabric, like)}
+        return self._channels[n]
 
     def _train_portion(self, order: Order, portion: Sequence[int], rows: Sequence[Rows]) -> None:
         population, jobs = self.population, [order.jobs[i] for i in portion]
@@ -167,48 +167,14 @@ class Workforce:
         ranks = self.fabric.world_size
         if ranks > 1:
             n_failures = torch.tensor(int(failure is not None), device=self.fabric.device)
-            with _together():
+            with together():
                 distributed.all_reduce(n_failures)
             if n_failures:
                 mine = failure and (str(failure), "".join(traceback.format_exception(failure)))
                 told: list[tuple[str, str] | None] = [None] * ranks
-                with _together():
+                with together():
                     distributed.all_gather_object(told, mine)
                 line, trace = next(filter(None, told))
                 failure = failure or ClientError(line, trace)
         if failure is not None:
             raise failure
-
-    def _send(self, row: Tensor, sender: int) -> None:
-        """From a rank to rank 0."""
-        if not row.numel():
-            return
-        with _together():
-            if self.fabric.global_rank == 0:
-                distributed.recv(row, src=sender)
-            else:
-                distributed.send(row, dst=0)
-
-
-@contextmanager
-def _together() -> Iterator[None]:
-    """Around what all ranks do together: if one of them dies, the others get an error of the line.
-
-    The process that started them all ends them for it, and says why: it must be the one to speak.
-    """
-    try:
-        yield
-    except RuntimeError:
-        time.sleep(PATIENCE)
-        raise
-
-
-def deal(items: Sequence[T], costs: Sequence[int], n_hands: int) -> list[list[T]]:
-    """Items to hands of about equal costs: the costliest first, each to whoever has least."""
-    hands: list[list[T]] = [[] for _ in range(n_hands)]
-    loads = [0] * n_hands
-    for i in sorted(range(len(items)), key=lambda i: -costs[i]):
-        hand = loads.index(min(loads))
-        hands[hand].append(items[i])
-        loads[hand] += costs[i]
-    return hands

@@ -1,4 +1,4 @@
-"""What a run may use of the machine, alone and in a sweep; how clients are dealt to ranks."""
+"""What a run may use of the machine, alone and in a sweep."""
 
 from __future__ import annotations
 
@@ -8,31 +8,8 @@ from pathlib import Path
 
 import pooch  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedbench import machine
-from fedbench.workforce import deal
-
-
-@given(st.lists(st.integers(0, 100), max_size=40), st.integers(1, 6))
-def test_all_is_dealt_in_about_equal_parts(costs: list[int], n_hands: int) -> None:
-    """The costliest first, each to whoever has least: within 4/3 of the best (Graham 1969)."""
-    hands = deal(range(len(costs)), costs, n_hands)
-    assert len(hands) == n_hands
-    assert sorted(i for hand in hands for i in hand) == list(range(len(costs)))
-    loads = [sum(costs[i] for i in hand) for hand in hands]
-    least = max([sum(costs) / n_hands, *costs])  # no way to deal has a smaller largest part
-    pair = sorted(costs, reverse=True)[n_hands - 1 : n_hands + 1]
-    least = max(least, sum(pair) if len(pair) == 2 else 0)
-    assert max(loads) <= least * 4 / 3 + 1e-9
-    for hand in hands:
-        assert [costs[i] for i in hand] == sorted((costs[i] for i in hand), reverse=True)
-
-
-def test_a_deal_by_hand() -> None:
-    # 9 | 7, then 5 to the 7 (12), 4 to the 9 (13), 3 to the 12 (15), 1 to the 13 (14)
-    assert deal("abcdef", [4, 9, 1, 5, 7, 3], 2) == [["b", "a", "c"], ["e", "d", "f"]]
 
 
 def test_cores_are_divided_by_threads_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
