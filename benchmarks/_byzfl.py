@@ -11,6 +11,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader, Subset
 
 from benchmarks._sides import N_CLASSES
@@ -34,6 +35,7 @@ def run(task: Task, link: Link) -> None:
 
     A client keeps its optimizer, and with it the momentum, from round to round.
     """
+    torch.set_num_threads(task.threads * task.devices)  # it has no other way to use several cores
     framework = byzfl("fed_framework")
     framework.models.benchmarked = task.network  # byzfl builds models by their name in there
     work = task.load()

@@ -1,6 +1,6 @@
 """PyPI's flwr: a simulation as in the PyTorch quickstart of its documentation, a side of `peers`.
 
-Ray runs the clients one after another in one process, which has as many processors as there are
+Ray runs the clients in as many processes as the task has, with as many processors each as there are
 threads; the server is in another.
 """
 
@@ -91,11 +91,11 @@ def run(task: Task, link: Link) -> None:
 
         link.serve(one_round, params)
 
-    processors = {"num_cpus": task.threads}
+    each, all_of_them = ({"num_cpus": task.threads * n} for n in (1, task.devices))
     local = {"_node_ip_address": "127.0.0.1"}  # else Ray listens where others can reach it
     run_simulation(
         server_app=server_app,
         client_app=client_app,
         num_supernodes=task.n_clients,
-        backend_config={"client_resources": processors, "init_args": processors | local},
+        backend_config={"client_resources": each, "init_args": all_of_them | local},
     )

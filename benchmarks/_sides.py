@@ -82,7 +82,7 @@ class Task:
     lr: float
     momentum: float
     threads: int
-    devices: int = 1  # processes, of those that can have several
+    devices: int = 1  # processes, or cores for sides that have one
     executor: str = "auto"  # of fedbench
     image_by_image: bool = False  # how samples are made ready, in the peers
 

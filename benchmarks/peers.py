@@ -1,13 +1,15 @@
-"""A round of fedbench against the same round of PyPI's byzfl and flwr, each with one thread.
+"""A round of fedbench against the same round of PyPI's byzfl and flwr, on as many cores.
 
     python -m benchmarks peers
 
 The same 30 clients with the same samples (Fashion-MNIST if it is on this machine, else the part of
 it that ships) train the same network one epoch from the same model, in the same number of steps of
-SGD with momentum, and their models are averaged: nobody attacks, nothing is evaluated. Each
-framework is in a process of its own and does some rounds in turn. The peers' clients train in the loop
-that their documentation shows, over a DataLoader: of tensors in memory, as good as it gets, and of
-images that are made ready one by one, as the data sets of torchvision in their documentation are.
+SGD with momentum, and their models are averaged: nobody attacks, nothing is evaluated. The
+frameworks do some rounds in turn, each in a process of its own. The peers' clients train in the
+loop that their documentation shows, over a DataLoader: of tensors in memory, as good as it gets,
+and of images that are made ready one by one, as the data sets of torchvision in their documentation
+are. Once each has two cores: fedbench and flwr for two processes, byzfl for two threads, since it
+has no other way to use them.
 
 Start-up has rows of its own: from the start of the process to the end of its first round, less the
 median of the rounds that follow. `MA` is the accuracy after all rounds, to see that all have
@@ -44,6 +46,15 @@ PEERS = {
 }
 
 
+# Network, whether images are made ready one by one, processes
+CASES = (
+    ("784-100-10", False, 1),
+    ("784-100-10", True, 1),
+    ("784-100-10", False, 2),
+    ("cnn", False, 1),
+)
+
+
 def measure(options: Options) -> Iterator[Row]:
     peers = []
     for name, (modules, install) in PEERS.items():
@@ -52,11 +63,10 @@ def measure(options: Options) -> Iterator[Row]:
         else:
             print(f"peers: {name} is not installed: {install}", file=sys.stderr)
     data = samples(options.quick)
-    cases = [("784-100-10", False), ("784-100-10", True), ("cnn", False)]
-    for model, image_by_image in cases[:1] if options.quick else cases:
+    for model, image_by_image, devices in CASES[:1] if options.quick else CASES:
         with tempfile.TemporaryDirectory() as folder:
             task = prepared(model, data, Path(folder), options.threads)
-            task = replace(task, image_by_image=image_by_image)
+            task = replace(task, image_by_image=image_by_image, devices=devices)
             yield from compare(task, data, peers, options.repeats)
 
 
@@ -67,6 +77,7 @@ def found(module: str) -> bool:
 def compare(task: Task, data: Dataset, peers: list[str], repeats: int) -> Iterator[Row]:
     how = "one by one" if task.image_by_image else "as tensors"
     case = f"{task.model}, {len(data.y_train):,} images {how}"
+    case += f", {task.devices} cores" * (task.devices > 1)
     with ExitStack() as stack:
         sides: dict[str, Side] = {}
         first = {}

@@ -4,9 +4,9 @@
 
 All train the same 30 clients on the same samples (Fashion-MNIST if it is on this machine, else the
 part of it that ships), an epoch in batches of 64 by SGD with momentum, and average the updates.
-Each is in a process of its own, one thread each, and does some rounds in turn. The loop by hand has the
-network as it is usually written; pooling before ReLU, the order of numbers in memory and all else
-that fedbench does for speed is part of what is measured.
+Each is in a process of its own, with one thread, and they do some rounds in turn. The loop by hand
+has the network as it is usually written; pooling before ReLU, the order of numbers in memory and
+all else that fedbench does for speed is part of what is measured.
 """
 
 from __future__ import annotations

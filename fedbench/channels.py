@@ -27,10 +27,12 @@ class Channel(ABC):
     """Between rank 0 and the others."""
 
     @abstractmethod
-    def deal(self, portions: Sequence[Sequence[int]], costs: Sequence[int]) -> Iterator[int]:
+    def deal(
+        self, portions: Sequence[Sequence[int]], costs: Sequence[int], n_ranks: int
+    ) -> Iterator[int]:
         """The places in `portions` of those that this rank trains, one after another.
 
-        A portion is clients by their numbers, from 0 on.
+        A portion is clients by their numbers, from 0 on. Only the first n_ranks train.
         """
 
     @abstractmethod
@@ -51,8 +53,11 @@ class Line(Channel):
         self._clients: list[list[int]] = []  # of each rank
         self._rows: dict[int, Rows] = {}
 
-    def deal(self, portions: Sequence[Sequence[int]], costs: Sequence[int]) -> Iterator[int]:
-        shares = deal(range(len(portions)), costs, self.ranks)
+    def deal(
+        self, portions: Sequence[Sequence[int]], costs: Sequence[int], n_ranks: int
+    ) -> Iterator[int]:
+        shares = deal(range(len(portions)), costs, n_ranks)
+        shares += [[]] * (self.ranks - n_ranks)
         self._clients = [[i for place in share for i in portions[place]] for share in shares]
         return iter(shares[self.rank])
 
@@ -109,9 +114,13 @@ class Board(Channel):
         on_cpu = fabric.device.type == "cpu" and sys.platform == "linux"
         return on_cpu and fabric.world_size > 1
 
-    def deal(self, portions: Sequence[Sequence[int]], costs: Sequence[int]) -> Iterator[int]:
-        places = sorted(range(len(portions)), key=lambda place: -costs[place])
+    def deal(
+        self, portions: Sequence[Sequence[int]], costs: Sequence[int], n_ranks: int
+    ) -> Iterator[int]:
         self._own.clear()
+        if self.rank >= n_ranks:
+            return
+        places = sorted(range(len(portions)), key=lambda place: -costs[place])
         while (turn := self._turn()) < len(places):
             self._own.update(portions[places[turn]])
             yield places[turn]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from filelock import FileLock, Timeout
 
-# How many runs of a sweep go on side by side, and how many of them pretrain at first. In the
-# environment, since workers of any launcher inherit that.
-PARALLEL, PRETRAINING = "FEDBENCH_PARALLEL", "FEDBENCH_PRETRAINING"
+# Of a sweep, in the environment of its runs: its name, how many runs go on side by side, how many
+# of them pretrain at first, and the ids of the last ones, if those are fewer than before.
+SWEEP, PARALLEL = "FEDBENCH_SWEEP", "FEDBENCH_PARALLEL"
+PRETRAINING, LAST = "FEDBENCH_PRETRAINING", "FEDBENCH_LAST"
 
 
 def units(accelerator: str, threads: int = 1) -> int:
@@ -48,28 +50,54 @@ def in_sweep() -> bool:
     return PARALLEL in os.environ
 
 
-def share(accelerator: str, threads: int, what: str = PARALLEL) -> int:
-    """The units that one of several runs side by side may use."""
-    return max(units(accelerator, threads) // side_by_side(what), 1)
+def share(accelerator: str, threads: int, n_runs: int) -> int:
+    """The units that one of so many runs side by side may use."""
+    return max(units(accelerator, threads) // n_runs, 1)
+
+
+def n_last(run_id: str) -> int:
+    """How many the last runs of a sweep are, which leave room on the machine; 0 for any other."""
+    return len(_last()) if run_id in _last() else 0
+
+
+def room(accelerator: str, threads: int) -> int:
+    """The units that each of a sweep's last runs may use now, while some others may still go on."""
+    n_runs = side_by_side()
+    free = n_runs - sum(map(_is_held, _locks(_sweep(), n_runs)))
+    return share(accelerator, threads, n_runs) * (1 + free // max(len(_last()), 1))
 
 
 @contextmanager
-def claimed_gpus(n: int, n_gpus: int) -> Iterator[list[int]]:
-    """n GPUs that no other run of a sweep uses now; waits until there are as many."""
+def place_in_sweep() -> Iterator[None]:
+    """Around a run, if it is one of a sweep: so that others see that it goes on."""
+    if not in_sweep():
+        yield
+        return
+    with claimed(_sweep(), 1, side_by_side()):
+        yield
+
+
+def forget_sweep(name: object) -> None:
+    """Removes what its runs have left."""
     from fedbench.files import cache_folder  # it imports torch, which takes seconds
 
-    folder = cache_folder("gpus")
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(cache_folder(f"sweeps/{name}"), ignore_errors=True)
+
+
+@contextmanager
+def claimed(what: str, n: int, total: int) -> Iterator[list[int]]:
+    """n of the numbers below total that no other run has claimed; waits until there are as many."""
     with ExitStack() as held:
         claimed: list[int] = []
         while len(claimed) < n:
-            for gpu in sorted({*range(n_gpus)} - {*claimed}):
-                lock = FileLock(folder / f"{gpu}.lock")
+            for number, lock in enumerate(_locks(what, total)):
+                if number in claimed:
+                    continue
                 try:
                     held.enter_context(lock.acquire(blocking=False))
                 except Timeout:
                     continue
-                claimed.append(gpu)
+                claimed.append(number)
                 if len(claimed) == n:
                     break
             else:
@@ -78,3 +106,27 @@ def claimed_gpus(n: int, n_gpus: int) -> Iterator[list[int]]:
                     claimed = []
                 time.sleep(0.1)
         yield sorted(claimed)
+
+
+def _last() -> list[str]:
+    return os.environ.get(LAST, "").split()
+
+
+def _sweep() -> str:
+    return f"sweeps/{os.environ[SWEEP]}"
+
+
+def _locks(what: str, total: int) -> list[FileLock]:
+    from fedbench.files import cache_folder  # it imports torch, which takes seconds
+
+    folder = cache_folder(what)
+    folder.mkdir(parents=True, exist_ok=True)
+    return [FileLock(folder / f"{number}.lock") for number in range(total)]
+
+
+def _is_held(lock: FileLock) -> bool:
+    try:
+        with lock.acquire(blocking=False):
+            return False
+    except Timeout:
+        return True

@@ -85,7 +85,7 @@ def _claimed(executor: Executor, devices: int) -> Iterator[int | list[int]]:
     """So many processes; or GPUs, in a sweep those that no other run uses."""
     n_gpus = 0 if executor.accelerator in ("cpu", "mps") else torch.cuda.device_count()
     if machine.in_sweep() and devices <= n_gpus:
-        with machine.claimed_gpus(devices, n_gpus) as numbers:
+        with machine.claimed("gpus", devices, n_gpus) as numbers:
             yield numbers
     else:
         yield devices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -41,9 +42,11 @@ def run(config: RunConfig) -> Record:
 
     if machine.in_sweep():
         end_with_parent()
+    devices = _devices(plan, dataset, _n_last(plan) or machine.side_by_side())
     try:
-        _pretrain_on_more(plan, dataset)
-        outcome = launch(plan.executor, _devices(plan, dataset), _on_rank, plan, dataset)
+        with machine.place_in_sweep():
+            _pretrain_on_more(plan, dataset)
+            outcome = launch(plan.executor, devices, _on_rank, plan, dataset)
     except WorkerError as error:  # of a process that could not say so itself
         if plan.folder.path.exists():
             plan.folder.fail(error)
@@ -53,8 +56,8 @@ def run(config: RunConfig) -> Record:
     return outcome  # type: ignore[no-any-return]
 
 
-def _devices(plan: Plan, dataset: Dataset, what: str = machine.PARALLEL) -> int:
-    """How many processes or GPUs a run is spread over."""
+def _devices(plan: Plan, dataset: Dataset, n_runs: int) -> int:
+    """How many processes or GPUs a run is spread over, if so many go on side by side."""
     executor, config = plan.executor, plan.config
     if executor.devices is not None:
         return executor.devices
@@ -62,7 +65,14 @@ def _devices(plan: Plan, dataset: Dataset, what: str = machine.PARALLEL) -> int:
     n_labels = dataset.y_train.numel() * config.n_clients / config.pool_size
     if n_labels * config.local_epochs * n_rounds < LONG:
         return 1
-    return min(machine.share(executor.accelerator, executor.threads, what), config.n_clients)
+    return min(machine.share(executor.accelerator, executor.threads, n_runs), config.n_clients)
+
+
+def _n_last(plan: Plan) -> int:
+    """How many the last runs of a sweep are, if this is one of them and may grow as others end."""
+    executor = plan.executor
+    undecided = executor.accelerator == "cpu" and executor.devices is None
+    return machine.n_last(plan.folder.path.name) if undecided else 0
 
 
 def _pretrain_on_more(plan: Plan, dataset: Dataset) -> None:
@@ -70,8 +80,9 @@ def _pretrain_on_more(plan: Plan, dataset: Dataset) -> None:
     from fedbench.processes import launch
 
     config = plan.config
-    devices = _devices(plan, dataset, machine.PRETRAINING)
-    if devices <= _devices(plan, dataset) or plan.folder.checkpoint_file.exists():
+    devices = _devices(plan, dataset, machine.side_by_side(machine.PRETRAINING))
+    usual = _devices(plan, dataset, machine.side_by_side())
+    if devices <= usual or plan.folder.checkpoint_file.exists():
         return
     if pretraining.is_due(config):
         with pretraining.alone(config):
@@ -111,6 +122,8 @@ def _serve_or(
     try:
         population = population_of(plan, dataset.to(fabric.device), fabric)
         workforce = Workforce(plan.executor, fabric, population)
+        if _n_last(plan):
+            workforce.room = partial(machine.room, "cpu", plan.executor.threads)
         if fabric.global_rank > 0:
             workforce.serve()
             return None

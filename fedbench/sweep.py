@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -14,13 +14,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from fedbench import machine, pretraining
+from fedbench import machine, workers
 from fedbench.config import RunConfig
 from fedbench.errors import UserError, one_line
-from fedbench.plan import Plan
-from fedbench.report import print_runs
-from fedbench.results import RunDir
 from fedbench.runs import read_runs
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds: workers are made ready before
+    from fedbench.plan import Plan
 
 
 class Sweep(Callback):
@@ -28,11 +28,16 @@ class Sweep(Callback):
 
     # Of this process's sweep: Hydra keeps its callbacks to itself, and calls none after a failure.
     folders: ClassVar[list[Path]] = []
+    has_workers: ClassVar[bool] = False
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Composes and checks every run, so that a mistake in the last costs nobody the first."""
         try:
-            composed = [_compose(config, overrides) for overrides in _runs_of(config)]
+            runs = _runs_of(config)
+            Sweep.has_workers = _prepare_workers(config, len(runs))
+            from fedbench.plan import Plan
+
+            composed = [_compose(config, overrides) for overrides in runs]
             plans = [Plan.of(RunConfig.from_hydra(run)) for run in composed]
             by_folder = {plan.folder.path: plan for plan in plans}  # the same run twice is one
             Sweep.folders = list(by_folder)
@@ -46,14 +51,20 @@ class Sweep(Callback):
     @classmethod
     def fail(cls, error: UserError) -> None:
         """Marks the runs failed that were under way when their processes ended."""
+        from fedbench.results import RunDir
+
         for folder in map(RunDir, cls.folders):
             if folder.path.exists() and not folder.summary_file.exists():
                 folder.fail(error)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """The table; the program ends with an error if any run did."""
-        if machine.in_sweep():
-            _end_workers()
+        from fedbench.report import print_runs
+        from fedbench.results import RunDir
+
+        if self.has_workers:
+            workers.end()
+            machine.forget_sweep(os.getpid())
         started = [folder for folder in self.folders if folder.exists()]
         if started or not self.folders:
             print_runs(read_runs(started or [config.hydra.sweep.dir]))
@@ -61,23 +72,42 @@ class Sweep(Callback):
             sys.exit(1)
 
 
+def _prepare_workers(config: DictConfig, n_runs: int) -> bool:
+    """Whether the launcher is one of joblib's, with processes of its own; they are made ready."""
+    launcher = config.hydra.launcher
+    if launcher.get("n_jobs") is None:
+        return False
+    if launcher.n_jobs < 1:  # joblib's -1 is all there are
+        launcher.n_jobs = machine.n_cores()
+    if n_runs:  # else the sweeper decides as it goes
+        launcher.n_jobs = min(launcher.n_jobs, n_runs)
+    if launcher.n_jobs == 1:  # joblib has the runs in this process
+        return False
+    workers.prepare()
+    return True
+
+
 def _divide_machine(config: DictConfig, plans: Sequence[Plan]) -> None:
     """Tells the runs how many of them go on side by side, if the launcher starts them so."""
+    from fedbench import pretraining
+
     n_jobs = config.hydra.launcher.get("n_jobs")
     left = [plan for plan in plans if plan.folder.finished() is None]
     if n_jobs is None or not left:
         return
-    side_by_side = min(n_jobs if n_jobs > 0 else machine.n_cores(), len(left))
+    side_by_side = min(n_jobs, len(left))
     pretrainings = {plan.config.pretrain_id() for plan in left if pretraining.is_due(plan.config)}
-    os.environ[machine.PARALLEL] = str(side_by_side)
-    os.environ[machine.PRETRAINING] = str(min(side_by_side, max(len(pretrainings), 1)))
-
-
-def _end_workers() -> None:
-    """Idle processes of the launcher, which take seconds to end by themselves."""
-    from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
-
-    get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
+    last = left[len(left) // side_by_side * side_by_side :]  # fewer than before, so with more cores
+    told = {
+        machine.PARALLEL: side_by_side,
+        machine.PRETRAINING: min(side_by_side, max(len(pretrainings), 1)),
+        machine.LAST: " ".join(plan.folder.path.name for plan in last),
+        machine.SWEEP: os.getpid(),
+    }
+    with open_dict(config):  # not by this process's environment: theirs may be running already
+        config.hydra.overrides.hydra += [
+            f"+hydra.job.env_set.{name}='{value}'" for name, value in told.items()
+        ]
 
 
 def _runs_of(config: DictConfig) -> list[list[str]]:

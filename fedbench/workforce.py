@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,14 +29,23 @@ class Briefing:
 
 
 @dataclass(frozen=True)
+class Course:
+    """An order, and how many ranks take part."""
+
+    order: Order
+    n_ranks: int
+
+
+@dataclass(frozen=True)
 class Exam:
-    """A model to be measured."""
+    """A model to be measured, and by how many ranks."""
 
     params: Tensor  # [P]
     buffers: Tensor  # [Q]
+    n_ranks: int
 
 
-Message = Order | Briefing | Exam | None  # none: there is nothing more to do
+Message = Course | Briefing | Exam | None  # none: there is nothing more to do
 
 
 class ClientError(UserError):
@@ -55,6 +64,7 @@ class Workforce:
         self.trainer = executor.trainer(population)
         self.fabric = fabric
         self.population = population
+        self.room: Callable[[], int] = lambda: fabric.world_size  # ranks that may work now
         self._channels: dict[int, Channel] = {}  # the last one, by its number of clients
 
     def __str__(self) -> str:
@@ -72,12 +82,13 @@ class Workforce:
 
     def train(self, order: Order) -> tuple[Tensor, Tensor]:
         """Updates [N, P] and buffers [N, Q] of the order's clients, in the order of its jobs."""
-        self._exchange(order)
-        return self._train_share(order)
+        course = Course(order, self._n_ranks())
+        self._exchange(course)
+        return self._train_share(course)
 
     def evaluate(self, params: Tensor, buffers: Tensor) -> list[float | None]:
         """Of every probe of the population, the share of right predictions."""
-        exam = Exam(params, buffers)
+        exam = Exam(params, buffers, self._n_ranks())
         self._exchange(exam)
         counts = self._evaluate_share(exam)
         return [*map(accuracy, self.population.probes, counts.tolist())]
@@ -92,6 +103,9 @@ class Workforce:
             else:
                 with suppress(UserError):  # rank 0 has it too, and tells it
                     self._train_share(message)
+
+    def _n_ranks(self) -> int:
+        return min(self.room(), self.fabric.world_size)
 
     def dismiss(self) -> None:
         """Ends `serve`."""
@@ -113,15 +127,19 @@ class Workforce:
 
     def _evaluate_share(self, exam: Exam) -> Tensor:
         ranks, rank = self.fabric.world_size, self.fabric.global_rank
-        counts = self.population.count_right(exam.params, exam.buffers, rank, ranks)
+        counts = torch.zeros(
+            len(self.population.probes), dtype=torch.long, device=self.fabric.device
+        )
+        if rank < exam.n_ranks:
+            counts = self.population.count_right(exam.params, exam.buffers, rank, exam.n_ranks)
         if ranks > 1:
             with together():
                 distributed.all_reduce(counts)
         return counts
 
-    def _train_share(self, order: Order) -> tuple[Tensor, Tensor]:
+    def _train_share(self, course: Course) -> tuple[Tensor, Tensor]:
         """Rank 0 gets all rows, the others none."""
-        layout, rank = self.population.layout, self.fabric.global_rank
+        order, layout, rank = course.order, self.population.layout, self.fabric.global_rank
         n_rows = len(order.jobs) if rank == 0 else 0
         updates = order.params.new_empty(n_rows, layout.n_params)
         buffers = order.buffers.new_empty(n_rows, layout.n_buffers)
@@ -131,7 +149,7 @@ class Workforce:
         channel = self._channel(order)
         failure: UserError | None = None
         try:
-            for place in channel.deal(portions, costs):
+            for place in channel.deal(portions, costs, course.n_ranks):
                 portion = portions[place]
                 rows = [out[i] if rank == 0 else channel.place(i) for i in portion]
                 self._train_portion(order, portion, rows)

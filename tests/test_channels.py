@@ -56,7 +56,9 @@ def channel_of(kind: str, fabric: Fabric) -> Channel:
     return Board(fabric, LIKE, 6) if kind == "board" else Line(fabric, LIKE)
 
 
-def three_rounds(fabric: Fabric, kind: str, waits: list[float]) -> list[tuple[Taken, Array]]:
+def three_rounds(
+    fabric: Fabric, kind: str, waits: list[float], n_ranks: int
+) -> list[tuple[Taken, Array]]:
     """Who took what, and what rank 0 has got; the rank and the round are in the numbers sent."""
     channel, rank = channel_of(kind, fabric), fabric.global_rank
     rounds = []
@@ -64,7 +66,7 @@ def three_rounds(fabric: Fabric, kind: str, waits: list[float]) -> list[tuple[Ta
         out = [Rows(torch.full((3,), -1.0), torch.full((2,), -1.0)) for _ in range(6)]
         distributed.barrier()
         own = []
-        for place in channel.deal(PORTIONS, COSTS):
+        for place in channel.deal(PORTIONS, COSTS, n_ranks):
             own.append(place)
             time.sleep(waits[rank])
             for client in PORTIONS[place]:
@@ -80,12 +82,15 @@ def three_rounds(fabric: Fabric, kind: str, waits: list[float]) -> list[tuple[Ta
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize(("devices", "n_ranks"), [(2, 2), (3, 3), (3, 2), (2, 1)])
 @pytest.mark.parametrize("kind", ["board", "line"])
-def test_rank_0_gets_every_row(kind: str, devices: int) -> None:
+def test_rank_0_gets_every_row(kind: str, devices: int, n_ranks: int) -> None:
     waits = [0.05, 0.01, 0.03][:devices]
-    for index, (taken, rows) in enumerate(launch(Sequential(), devices, three_rounds, kind, waits)):
+    for index, (taken, rows) in enumerate(
+        launch(Sequential(), devices, three_rounds, kind, waits, n_ranks)
+    ):
         assert Counter(place for own in taken for place in own) == Counter(range(4))
+        assert not any(taken[n_ranks:])
         sent = 100 * index + 10 * np.arange(6)[:, None] + np.arange(3)
         assert rows[:, :3].tolist() == sent.tolist()
         by = {i: rank for rank, own in enumerate(taken) for place in own for i in PORTIONS[place]}
@@ -95,7 +100,7 @@ def test_rank_0_gets_every_row(kind: str, devices: int) -> None:
 @pytest.mark.slow
 def test_on_a_board_whoever_is_free_takes_the_costliest_portion_that_is_left() -> None:
     """Portions by cost: 1, 3, 2, 0; rank 1 is still at its first when the others are done."""
-    for taken, _ in launch(Sequential(), 2, three_rounds, "board", [0.0, 1.0]):
+    for taken, _ in launch(Sequential(), 2, three_rounds, "board", [0.0, 1.0], 2):
         assert len(taken[1]) <= 1
         assert taken[0] == [place for place in (1, 3, 2, 0) if place not in taken[1]]
 
@@ -103,12 +108,12 @@ def test_on_a_board_whoever_is_free_takes_the_costliest_portion_that_is_left() -
 @pytest.mark.slow
 def test_on_a_line_portions_are_dealt_beforehand() -> None:
     """4 -> rank 0, 3 -> rank 1, 2 -> rank 1 (3 < 4), 1 -> rank 0 (4 < 5)."""
-    for taken, _ in launch(Sequential(), 2, three_rounds, "line", [0.0, 0.3]):
+    for taken, _ in launch(Sequential(), 2, three_rounds, "line", [0.0, 0.3], 2):
         assert taken == [[1, 0], [3, 2]]
 
 
-def trained(fabric: Fabric) -> tuple[str, Array, Array] | None:
-    """What a workforce makes of an order, and by which channel."""
+def trained(fabric: Fabric, room: int) -> tuple[str, Array, Array, list[float | None]] | None:
+    """What a workforce makes of an order if so many ranks may work, and by which channel."""
     config = RunConfig(
         defense={"name": "fedavg"},
         dataset={"name": "fmnist_sample"},
@@ -127,24 +132,28 @@ def trained(fabric: Fabric) -> tuple[str, Array, Array] | None:
     if fabric.global_rank > 0:
         workforce.serve()
         return None
+    workforce.room = lambda: room
     order = Order(0, population.select(0), layout.read_params(), layout.read_buffers())
     updates, buffers = workforce.train(order)
+    measured = workforce.evaluate(order.params + updates.mean(dim=0), buffers.mean(dim=0))
     (channel,) = workforce._channels.values()
     workforce.dismiss()
-    return type(channel).__name__, updates.numpy(), buffers.numpy()
+    return type(channel).__name__, updates.numpy(), buffers.numpy(), measured
 
 
 @pytest.mark.slow
-def test_a_line_gives_the_bits_of_a_board(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_the_channel_nor_who_works_changes_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUs, and systems other than Linux, have a line; so has a single process."""
-    board = launch(Sequential(), 2, trained)
+    both, one = (launch(Sequential(), 2, trained, room) for room in (2, 1))
     monkeypatch.setattr(Board, "suits", staticmethod(lambda fabric: False))
-    line = launch(Sequential(), 2, trained)
+    line = launch(Sequential(), 2, trained, 2)
     monkeypatch.undo()
-    alone = launch(Sequential(), 1, trained)
-    assert [name for name, *_ in (board, line, alone)] == ["Board", "Line", "Line"]
-    for _, updates, buffers in (line, alone):
+    alone = launch(Sequential(), 1, trained, 1)
+    assert [name for name, *_ in (both, one, line, alone)] == ["Board", "Board", "Line", "Line"]
+    for _, updates, buffers, measured in (one, line, alone):
         assert np.isfinite(updates).all()
         assert updates.any(axis=1).all()
-        assert np.array_equal(updates, board[1])
-        assert np.array_equal(buffers, board[2])
+        assert np.array_equal(updates, both[1])
+        assert np.array_equal(buffers, both[2])
+        assert measured == both[3]
+    assert 0 < alone[3][0] < 1

@@ -10,19 +10,49 @@ import pooch  # type: ignore[import-untyped]
 import pytest
 
 from fedbench import machine
+from fedbench.files import cache_folder
 
 
 def test_cores_are_divided_by_threads_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "n_cores", lambda: 8)
     monkeypatch.delenv(machine.PARALLEL, raising=False)
     assert (machine.units("cpu"), machine.units("cpu", 3), machine.units("cpu", 9)) == (8, 2, 1)
-    assert machine.share("cpu", 1) == 8
-    assert not machine.in_sweep()
+    assert (machine.side_by_side(), machine.in_sweep()) == (1, False)
     monkeypatch.setenv(machine.PARALLEL, "3")
     monkeypatch.setenv(machine.PRETRAINING, "1")
-    assert machine.in_sweep()
-    assert (machine.share("cpu", 1), machine.share("cpu", 2)) == (2, 1)
-    assert machine.share("cpu", 1, machine.PRETRAINING) == 8
+    assert (machine.side_by_side(), machine.in_sweep()) == (3, True)
+    assert machine.side_by_side(machine.PRETRAINING) == 1
+    assert [machine.share("cpu", 1, n) for n in (1, 3, 9)] == [8, 2, 1]
+    assert machine.share("cpu", 2, 3) == 1
+
+
+def test_the_last_runs_of_a_sweep_grow_as_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 runs 3 at once on 9 cores, 3 cores each, the last 2 share what the third leaves."""
+    monkeypatch.setattr(machine, "n_cores", lambda: 9)
+    monkeypatch.setenv(machine.SWEEP, "17")
+    monkeypatch.setenv(machine.PARALLEL, "3")
+    monkeypatch.setenv(machine.LAST, "krum-1 krum-2")
+    assert [machine.n_last(run) for run in ("flame-1", "krum-1", "krum-2")] == [0, 2, 2]
+    with machine.place_in_sweep():  # one of the two
+        with machine.place_in_sweep():
+            with machine.place_in_sweep():  # another run
+                assert machine.room("cpu", 1) == 3
+            assert machine.room("cpu", 1) == 3  # the rest is not enough for both
+        assert machine.room("cpu", 1) == 6
+        monkeypatch.setenv(machine.LAST, "krum-1")
+        assert machine.room("cpu", 1) == 9
+        assert machine.room("cpu", 9) == 3
+    assert cache_folder("sweeps/17").exists()
+    machine.forget_sweep(17)
+    assert not cache_folder("sweeps/17").exists()
+
+
+def test_outside_of_a_sweep_a_run_has_no_place_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(machine.PARALLEL, raising=False)
+    monkeypatch.delenv(machine.LAST, raising=False)
+    with machine.place_in_sweep():
+        assert not cache_folder("sweeps").exists()
+    assert machine.n_last("krum-1") == 0
 
 
 @pytest.mark.parametrize(
@@ -57,15 +87,15 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hold(n: int, answers: multiprocessing.Queue[list[int]], seconds: float) -> None:
-    with machine.claimed_gpus(n, 3) as gpus:
+    with machine.claimed("gpus", n, 3) as gpus:
         answers.put(gpus)
         time.sleep(seconds)
 
 
 def test_runs_side_by_side_get_gpus_of_their_own() -> None:
-    with machine.claimed_gpus(2, 3) as first, machine.claimed_gpus(1, 3) as second:
+    with machine.claimed("gpus", 2, 3) as first, machine.claimed("gpus", 1, 3) as second:
         assert (first, second) == ([0, 1], [2])
-    with machine.claimed_gpus(3, 3) as all_of_them:
+    with machine.claimed("gpus", 3, 3) as all_of_them:
         assert all_of_them == [0, 1, 2]
 
 

@@ -368,7 +368,10 @@ class Whereabouts(Defense):
     def aggregate(self, updates, state, view):
         everyone = torch.ones(len(updates), dtype=torch.bool)
         parallel = int(os.environ.get("FEDBENCH_PARALLEL", 0))
-        return mean_of(updates, everyone), {"pid": os.getpid(), "parallel": parallel}
+        with open(f"/proc/{os.getppid()}/cmdline") as parent:
+            forked = "forkserver" in parent.read()
+        known = {"pid": os.getpid(), "parallel": parallel, "forked": forked}
+        return mean_of(updates, everyone), known
 """
 
 
@@ -387,6 +390,7 @@ def test_runs_of_a_sweep_go_on_side_by_side(tmp_path: Path) -> None:
     states = [checkpoint(run / "checkpoint.pt")["defense_state"] for run in runs]
     assert len({state["pid"] for state in states}) == 2
     assert [state["parallel"] for state in states] == [2] * 5
+    assert all(state["forked"] for state in states)  # of a process that has imported all
     succeed(*command, "out=alone", cwd=tmp_path, env=plugins.env)
     alone = run_folder(tmp_path / "alone")
     assert rounds_without_time(tmp_path / "runs" / "default" / alone.name) == (
@@ -413,6 +417,24 @@ def test_a_sweep_pretrains_on_all_cores(tmp_path: Path) -> None:
     succeed(*long[:2], "executor.devices=1", "out=alone", cwd=tmp_path)
     (alone,) = (tmp_path / "alone").glob(".pretrained/*.pt")
     assert fingerprint(checkpoint(shared)) == fingerprint(checkpoint(alone))
+
+
+def test_the_last_run_of_a_sweep_takes_the_cores_that_others_leave(tmp_path: Path) -> None:
+    """With the numbers of one process."""
+    long = ["local_epochs=5", "rounds=4"]  # 250,000 labels
+    ended = succeed(
+        "-m", *long, "defense=fedavg,median,krum", "hydra.launcher.n_jobs=2", cwd=tmp_path
+    )
+    if (os.cpu_count() or 1) >= 2:
+        said = [line for line in ended.out if re.search("  sequential on . process", line)]
+        assert sorted(re.split(" constrain| on ", line)[0::2] for line in said) == [
+            ["fedavg", "1 process"],
+            ["krum", "2 processes"],
+            ["median", "1 process"],
+        ]
+    succeed(*long, "defense=krum", "executor.devices=1", "out=alone", cwd=tmp_path)
+    alone = run_folder(tmp_path / "alone")
+    assert result(tmp_path / "runs" / "default" / alone.name) == result(alone)
 
 
 def test_a_process_of_a_sweep_that_dies_is_told_in_one_line(tmp_path: Path) -> None:

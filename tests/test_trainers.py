@@ -161,6 +161,21 @@ def test_recorded_steps_give_the_bits_of_the_usual_ones(
     assert len(repeated) == n_repeated
 
 
+@pytest.mark.parametrize("attack", PUNCTUAL)
+def test_when_a_stack_is_recorded_changes_no_bit(
+    population: Callable[..., Population], attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It depends on what a process has trained before, which results must not."""
+    made = population(attack=attack, partition="dirichlet", dirichlet_alpha=0.3)
+    repeated = count_calls(monkeypatch, Recording, "__call__")
+    recorded = updates(Vectorized(stack=3), made)
+    n_repeated = len(repeated)
+    assert n_repeated > 5
+    monkeypatch.setattr("fedbench.recording.SEEN", 10**6)
+    assert torch.equal(updates(Vectorized(stack=3), made), recorded)
+    assert len(repeated) == n_repeated
+
+
 def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[None]:
     """A list that grows by one with every call of the method."""
     calls: list[None] = []
