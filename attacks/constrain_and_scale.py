@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.attack import ATTACKS, AttackView, BackdoorAttack, flat
+from fedbench.attack import ATTACKS, AttackView, BackdoorAttack, flat, length
 
 CONSTRAINTS = ("l2", "cosine")
 COSINE_WEIGHT = 1000.0
@@ -61,6 +61,6 @@ class ConstrainAndScale(BackdoorAttack):
     def anomaly(self, update: Tensor, view: AttackView) -> Tensor:
         """L_ano of a model G + update."""
         if self.constraint == "l2":
-            return torch.linalg.vector_norm(update)
+            return length(update)
         local = view.global_params + update
         return COSINE_WEIGHT * (1 - torch.cosine_similarity(local, view.global_params, dim=0))

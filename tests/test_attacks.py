@@ -13,7 +13,7 @@ from end_to_end import fedbench, result, rounds, run_folders, succeed, summary
 from torch import Tensor, nn
 from untargeted import Spy
 
-from fedbench.attack import ATTACKS, Attack, AttackView, Omniscient, Poisoning
+from fedbench.attack import ATTACKS, Attack, AttackView, Omniscient, Poisoning, length
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.metrics import stealth
@@ -286,3 +286,13 @@ def test_two_processes_give_the_bits_of_one_for_attacks_of_every_kind(tmp_path: 
         found.append({run.name: result(run) for run in run_folders(tmp_path / out)})
     assert len(found[0]) == 4
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("values", [[3.0, -4.0], [0.0, 0.0], [1e-30, 2e19, 0.1]])
+def test_the_gradient_of_a_length_has_the_bits_of_torchs(values: list[float]) -> None:
+    own, theirs = (torch.tensor(values, requires_grad=True) for _ in range(2))
+    (0.3 * length(own)).backward()
+    (0.3 * torch.linalg.vector_norm(theirs)).backward()
+    assert torch.equal(length(own), torch.linalg.vector_norm(theirs))
+    assert own.grad is not None
+    assert torch.equal(own.grad, theirs.grad)
