@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedbench.errors import UserError, nearest
 from fedbench.machine import jobs
 
-RESULTS = 3  # raise it when the same settings give other numbers, or checkpoints hold other things
+RESULTS = 4  # raise it when the same settings give other numbers, or checkpoints hold other things
 PARTITIONS = ("main_class", "dirichlet", "natural")
 MALICIOUS = ("fixed", "sampled")
 # Neither where things lie, nor how a run is watched or spread over devices, changes its numbers.

@@ -20,7 +20,7 @@ PRECISIONS = ("32-true", "bf16-mixed")
 # Where stacking pays on a CPU, by benchmarks/vectorized.py (docs/speed.md): in larger networks the
 # products take most of the time, and k models at once leave the cache.
 STACKED_PARAMS = 100_000
-STACKED_WORK = 2_000_000  # parameters times samples of a batch
+STACKED_WORK = 1_000_000  # parameters times samples of a batch
 
 # Else Lightning tells of every process that it starts. Here, so that those processes hear it too.
 for package in ("lightning.fabric", "lightning.pytorch"):

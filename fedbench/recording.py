@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.func import functional_call, vjp
+from torch.func import functional_call, vjp, vmap
 from torch.fx import Node, map_arg
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -31,6 +31,16 @@ Loss = Callable[[Sequence[Tensor], Tensor, Tensor], Tensor]  # of parameters, sa
 Objective = Callable[[Tensor, Sequence[Tensor]], Tensor]  # of the loss and the parameters
 
 aten = torch.ops.aten
+# Operations that give the same whatever the numbers are
+SAME = (
+    operator.getitem,
+    aten.full.default,
+    aten.full_like.default,
+    aten.new_zeros.default,
+    aten.ones_like.default,
+    aten.scalar_tensor.default,
+    aten.zeros_like.default,
+)
 
 
 def can_record(module: LightningModule) -> TypeGuard[Classifier]:
@@ -52,27 +62,53 @@ def loss_of(module: Classifier, decode: Callable[[Tensor], Tensor]) -> Loss:
 
 
 class Gradients:
-    """Of a loss, or of the sum of several [k], by parameters that stay where they are in memory."""
+    """Of a loss by parameters that stay where they are in memory.
 
-    def __init__(self, loss: Loss, params: Sequence[Tensor], record: bool = True) -> None:
-        self.loss = loss
+    If `stacked`, parameters, samples and labels are those of k clients [k, ...] with a loss each.
+    """
+
+    def __init__(
+        self, loss: Loss, params: Sequence[Tensor], record: bool = True, stacked: bool = False
+    ) -> None:
         self.params = [param.detach().requires_grad_() for param in params]  # same memory
-        self.record = record
+        self.record, self.stacked = record, stacked
+        n = len(self.params)
+
+        def both(*given: Tensor) -> tuple[Tensor, ...]:
+            """The loss; the gradients, times a slope."""
+            x, y, slope = given[n:]
+            value, pull = vjp(lambda *params: loss(params, x, y), *given[:n])[:2]
+            return value, *pull(slope)
+
+        self.loss = vmap(loss) if stacked else loss
+        self.both = vmap(both) if stacked else both
         self._seen: Counter[tuple[torch.Size, torch.Size]] = Counter()
         self._recorded: dict[tuple[torch.Size, torch.Size], Recording] = {}
 
     def __call__(self, x: Tensor, y: Tensor, objective: Objective | None = None) -> list[Tensor]:
         """On a batch, of an objective if there is one; the next call overwrites them."""
+        if not self.record:
+            return self._by_autograd(x, y, objective)
         shapes = x.shape, y.shape
         recording = self._recorded.get(shapes)
         if recording is not None:
             return recording(x, y, objective)
-        if self.record:
+        with torch.no_grad():
+            slope = self.params[0].new_ones(x.shape[:1] if self.stacked else ())
+            direct: Sequence[Tensor | None] = ()
+            if objective is not None:
+                value = self.loss(tuple(self.params), x, y)
+                slope, direct = by_loss(objective, value, self.params)
+            inputs = [*(param.detach() for param in self.params), x, y, slope]
             self._seen[shapes] += 1  # a recording takes as long as many calls
             if self._seen[shapes] >= SEEN:
-                self._recorded[shapes] = Recording(self.loss, self.params, x, y)
+                self._recorded[shapes] = Recording(self.both, self.params, x, y, slope)
+            _, *gradients = self.both(*inputs)
+        return added(gradients, direct)
+
+    def _by_autograd(self, x: Tensor, y: Tensor, objective: Objective | None) -> list[Tensor]:
         with torch.enable_grad():
-            value = self.loss(self.params, x, y)
+            value = self.loss(tuple(self.params), x, y)
             total = value if objective is None else objective(value, self.params)
             return [*torch.autograd.grad(total.sum(), self.params)]
 
@@ -80,79 +116,88 @@ class Gradients:
 class Recording:
     """A loss and its gradients on batches of one shape, as calls on memory that is never moved."""
 
-    def __init__(self, loss: Loss, params: Sequence[Tensor], x: Tensor, y: Tensor) -> None:
+    def __init__(
+        self,
+        both: Callable[..., tuple[Tensor, ...]],
+        params: Sequence[Tensor],
+        x: Tensor,
+        y: Tensor,
+        slope: Tensor,
+    ) -> None:
         self.params = params
-        self.x, self.y = x.clone(), y.clone()
-        with torch.no_grad():
-            self.slope = torch.ones_like(loss(params, x, y))  # of the objective by the loss
+        self.x, self.y, self.slope = x.clone(), y.clone(), slope.clone()
         self.forward: list[Callable[[], object]] = []
         self.backward: list[Callable[[], object]] = []  # what depends on the slope
-        self.value, *self.gradients = self._written_down(loss)
+        with torch.no_grad():
+            self.value, *self.gradients = self._written_down(both)
 
     def __call__(self, x: Tensor, y: Tensor, objective: Objective | None) -> list[Tensor]:
         self.x.copy_(x)
         self.y.copy_(y)
         for call in self.forward:
             call()
-        direct = self._outside(objective)
-        for call in self.backward:
-            call()
-        for gradient, more in zip(self.gradients, direct, strict=False):
-            if more is not None:
-                gradient.add_(more)
-        return self.gradients
-
-    def _outside(self, objective: Objective | None) -> Sequence[Tensor | None]:
-        """The slope of an objective by the loss; its gradients but for those through the loss."""
+        direct: Sequence[Tensor | None] = ()
         if objective is None:
             self.slope.fill_(1)
-            return ()
-        with torch.enable_grad():
-            value = self.value.detach().requires_grad_()
-            total = objective(value, self.params)
-            slope, *direct = torch.autograd.grad(total, [value, *self.params], allow_unused=True)
-        self.slope.zero_() if slope is None else self.slope.copy_(slope)
-        return direct
+        else:
+            slope, direct = by_loss(objective, self.value, self.params)
+            self.slope.copy_(slope)
+        for call in self.backward:
+            call()
+        return added(self.gradients, direct)
 
-    def _written_down(self, loss: Loss) -> list[Tensor]:
+    def _written_down(self, both: Callable[..., tuple[Tensor, ...]]) -> list[Tensor]:
         """Fills the lists of calls; where the loss and the gradients will be."""
-        n = len(self.params)
-
-        def both(*given: Tensor) -> tuple[Tensor, ...]:
-            x, y, slope = given[n:]
-            value, pull = vjp(lambda *params: loss(params, x, y), *given[:n])[:2]
-            return value, *pull(slope)
-
         inputs = [*(param.detach() for param in self.params), self.x, self.y, self.slope]
-        with torch.no_grad():
-            traced = make_fx(both)(*inputs)
-            known: dict[Node, Any] = {}
-            late: set[Node] = set()
-            for node in traced.graph.nodes:
-                late |= {node} if late & {*node.all_input_nodes} else set()
-                if node.op == "placeholder":
-                    known[node] = inputs[len(known)]
-                    late |= {node} if known[node] is self.slope else set()
-                elif node.op == "get_attr":
-                    known[node] = getattr(traced, node.target)
-                elif node.op == "output":
-                    return [known[result] for result in node.args[0]]
-                else:
-                    args = map_arg(node.args, known.__getitem__)
-                    kwargs = map_arg(node.kwargs, known.__getitem__)
-                    known[node] = result = node.target(*args, **kwargs)
-                    call = again(node.target, args, kwargs, result)
-                    if call is not None:
-                        (self.backward if node in late else self.forward).append(call)
+        traced = make_fx(both)(*inputs)
+        known: dict[Node, Any] = {}
+        late: set[Node] = set()
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                known[node] = inputs[len(known)]
+            elif node.op == "get_attr":
+                known[node] = getattr(traced, node.target)
+            elif node.op == "output":
+                return [known[result] for result in node.args[0]]
+            else:
+                args = map_arg(node.args, known.__getitem__)
+                kwargs = map_arg(node.kwargs, known.__getitem__)
+                known[node] = node.target(*args, **kwargs)
+                call = again(node.target, args, kwargs, known[node])
+                if late & {*node.all_input_nodes}:
+                    late.add(node)
+                if call is not None:
+                    (self.backward if node in late else self.forward).append(call)
+            if known[node] is self.slope:
+                late.add(node)
         raise AssertionError("a graph ends with its output")
+
+
+def by_loss(
+    objective: Objective, value: Tensor, params: Sequence[Tensor]
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """The slope of an objective by the loss, and its gradients but for those through the loss."""
+    with torch.enable_grad():
+        value = value.detach().requires_grad_()
+        total = objective(value, params)
+        slope, *direct = torch.autograd.grad(total, [value, *params], allow_unused=True)
+    return torch.zeros_like(value) if slope is None else slope, direct
+
+
+def added(gradients: list[Tensor], more: Sequence[Tensor | None]) -> list[Tensor]:
+    """In place."""
+    for gradient, other in zip(gradients, more, strict=False):
+        if other is not None:
+            gradient.add_(other)
+    return gradients
 
 
 def again(
     operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
 ) -> Callable[[], object] | None:
-    """A call that does the operation once more, into the same result; None for one of the same
-    memory, which need not be done again."""
-    if operation is operator.getitem or operation.is_view:
+    """A call that does the operation once more, into the same result; None for a result that is
+    part of what it is made of, or the same every time."""
+    if operation in SAME or _storages(result) & _storages([*args, *kwargs.values()]):
         return None
     if operation is aten.relu.default:  # what it is made of
         return partial(torch.clamp_min, *args, 0, out=result)
@@ -162,6 +207,11 @@ def again(
     if variant is None:
         return lambda: [*map(Tensor.copy_, _tuple(result), _tuple(operation(*args, **kwargs)))]
     return partial(variant, *args, **kwargs, **dict(zip(names, _tuple(result), strict=True)))
+
+
+def _storages(values: Any) -> set[int]:
+    listed = values if isinstance(values, list | tuple) else [values]
+    return {value.untyped_storage().data_ptr() for value in listed if isinstance(value, Tensor)}
 
 
 def _tuple(result: Any) -> tuple[Tensor, ...]:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.func import vmap
 
 from fedbench.client import Batch, Classifier, Training, batch_sizes, sgd_step
 from fedbench.errors import UserError, first_line
@@ -53,19 +52,19 @@ class Stacks(Trainer):
         k = min(size, population.config.n_clients)
         self.params = [param.new_empty(k, *param.shape) for param in population.layout.params]
         self.momenta = [torch.empty_like(param) for param in self.params]
+        self._exact_loss = loss_of(self.module, population.dataset.decode)
         self._gradients: dict[int, Gradients] = {}  # by how many clients are in the stack
+
+    def _loss(self, params: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """A client's."""
+        with self.population.fabric.autocast():
+            return self._exact_loss(params, x, y)
 
     def gradients(self, n: int) -> Gradients:
         """Of the losses [n] of the first n clients of the stack."""
         if n not in self._gradients:
-            losses = vmap(loss_of(self.module, self.population.dataset.decode))
-            fabric = self.population.fabric
-
-            def loss(params: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
-                with fabric.autocast():
-                    return losses(tuple(params), x, y)
-
-            self._gradients[n] = Gradients(loss, [p[:n] for p in self.params], self.records)
+            params = [param[:n] for param in self.params]
+            self._gradients[n] = Gradients(self._loss, params, self.records, stacked=True)
         return self._gradients[n]
 
     def portions(self, order: Order) -> list[list[int]]:
