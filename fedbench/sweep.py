@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -41,7 +42,8 @@ class Sweep(Callback):
             plans = [Plan.of(RunConfig.from_hydra(run)) for run in composed]
             by_folder = {plan.folder.path: plan for plan in plans}  # the same run twice is one
             Sweep.folders = list(by_folder)
-            _divide_machine(config, [*by_folder.values()])
+            if self.has_workers:
+                _divide_machine(config, [*by_folder.values()])
         except Exception as error:
             if (line := one_line(error)) is None:
                 raise
@@ -64,7 +66,6 @@ class Sweep(Callback):
 
         if self.has_workers:
             workers.end()
-            machine.forget_sweep(os.getpid())
         started = [folder for folder in self.folders if folder.exists()]
         if started or not self.folders:
             print_runs(read_runs(started or [config.hydra.sweep.dir]))
@@ -88,14 +89,13 @@ def _prepare_workers(config: DictConfig, n_runs: int) -> bool:
 
 
 def _divide_machine(config: DictConfig, plans: Sequence[Plan]) -> None:
-    """Tells the runs how many of them go on side by side, if the launcher starts them so."""
+    """Tells the runs, which workers will do, how many of them go on side by side."""
     from fedbench import pretraining
 
-    n_jobs = config.hydra.launcher.get("n_jobs")
     left = [plan for plan in plans if plan.folder.finished() is None]
-    if n_jobs is None or not left:
+    if not left:
         return
-    side_by_side = min(n_jobs, len(left))
+    side_by_side = min(config.hydra.launcher.n_jobs, len(left))
     pretrainings = {plan.config.pretrain_id() for plan in left if pretraining.is_due(plan.config)}
     last = left[len(left) // side_by_side * side_by_side :]  # fewer than before, so with more cores
     told = {
@@ -104,6 +104,7 @@ def _divide_machine(config: DictConfig, plans: Sequence[Plan]) -> None:
         machine.LAST: " ".join(plan.folder.path.name for plan in last),
         machine.SWEEP: os.getpid(),
     }
+    atexit.register(machine.forget_sweep, os.getpid())
     with open_dict(config):  # not by this process's environment: theirs may be running already
         config.hydra.overrides.hydra += [
             f"+hydra.job.env_set.{name}='{value}'" for name, value in told.items()

@@ -15,6 +15,7 @@ import pytest
 import torch
 from end_to_end import (
     Ended,
+    Plugins,
     checkpoint,
     fedbench,
     fingerprint,
@@ -375,14 +376,18 @@ class Whereabouts(Defense):
 """
 
 
-def test_runs_of_a_sweep_go_on_side_by_side(tmp_path: Path) -> None:
-    """In two processes, of which each serves several runs; the others have the same numbers."""
-    plugins = install(
-        tmp_path / "site",
+def whereabouts(site: Path) -> Plugins:
+    return install(
+        site,
         "[fedbench.defenses]\nwhereabouts = theirs:Whereabouts\n",
         WHEREABOUTS,
         {"defense/whereabouts": "name: whereabouts\nnumber: 0\n"},
     )
+
+
+def test_runs_of_a_sweep_go_on_side_by_side(tmp_path: Path) -> None:
+    """In two processes, of which each serves several runs; the others have the same numbers."""
+    plugins = whereabouts(tmp_path / "site")
     command = [plugins.searchpath, "defense=whereabouts"]
     sweep = ["-m", *command, "defense.number=0,1,2,3,4", "hydra.launcher.n_jobs=2"]
     succeed(*sweep, cwd=tmp_path, env=plugins.env)
@@ -396,6 +401,17 @@ def test_runs_of_a_sweep_go_on_side_by_side(tmp_path: Path) -> None:
     assert rounds_without_time(tmp_path / "runs" / "default" / alone.name) == (
         rounds_without_time(alone)
     )
+
+
+def test_a_sweep_of_one_run_at_a_time_stays_in_its_process(tmp_path: Path) -> None:
+    """And ends with no other: it may have been left to itself on purpose."""
+    plugins = whereabouts(tmp_path / "site")
+    sweep = ["-m", plugins.searchpath, "defense=whereabouts", "defense.number=0,1", "rounds=1"]
+    succeed(*sweep, "hydra.launcher.n_jobs=1", cwd=tmp_path, env=plugins.env)
+    runs = run_folders(tmp_path / "runs")
+    states = [checkpoint(run / "checkpoint.pt")["defense_state"] for run in runs]
+    assert len({state["pid"] for state in states}) == 1
+    assert [(state["parallel"], state["forked"]) for state in states] == [(0, False)] * 2
 
 
 def rounds_without_time(folder: Path) -> list[dict[str, Any]]:
