@@ -148,15 +148,13 @@ class Side:
             raise RuntimeError(f"{self.name} failed:\n{told[:LOGGED]}") from error
 
 
-def rounds_in_turn(
-    sides: Mapping[str, Side], seconds: Mapping[str, float], repeats: int
-) -> dict[str, list[float]]:
-    """Seconds of a round of each side in each repetition, all sides in turn.
+def rounds_in_turn(sides: Mapping[str, Side], repeats: int) -> dict[str, list[float]]:
+    """Seconds of a round of each side in each repetition, all sides in turn; they are warm already.
 
-    As many rounds in a row as take the fastest a second, by the seconds of one: as in a run, where
-    no processor rests between two rounds.
+    As many rounds in a row as take the fastest a second, by a first one of each that does not
+    count: as in a run, where no processor rests between two rounds.
     """
-    n = max(round(IN_A_ROW / min(seconds.values())), 1)
+    n = max(round(IN_A_ROW / min(side.rounds(1) for side in sides.values())), 1)
     clocks = {name: partial(side.rounds, n) for name, side in sides.items()}
     return in_turn(clocks, repeats, warm_up=False)
 

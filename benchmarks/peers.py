@@ -84,8 +84,7 @@ def compare(task: Task, data: Dataset, peers: list[str], repeats: int) -> Iterat
         for name in (OURS, *peers):  # one at a time, so that none is slowed down by another's start
             sides[name] = stack.enter_context(started(name, task))
             first[name] = sides[name].first_round()
-        seconds = {name: side.rounds(1) for name, side in sides.items()}
-        times = rounds_in_turn(sides, seconds, repeats)
+        times = rounds_in_turn(sides, repeats)
         scores = {name: accuracy(task, side.end(), data) for name, side in sides.items()}
     start_up = {name: [first[name] - statistics.median(times[name])] for name in sides}
     if not peers:

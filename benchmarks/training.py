@@ -40,9 +40,9 @@ def compare(model: str, data: Dataset, options: Options) -> Iterator[Row]:
             label: stack.enter_context(started(name, work, label))
             for label, (name, work) in kinds.items()
         }
-        warm_up = {label: [side.rounds(1), side.rounds(1)] for label, side in sides.items()}
-        seconds = {label: second for label, (_, second) in warm_up.items()}
-        times = rounds_in_turn(sides, seconds, options.repeats)
+        for side in sides.values():  # to warm up
+            side.rounds(1)
+        times = rounds_in_turn(sides, options.repeats)
         scores = {f"MA {label}": accuracy(task, side.end(), data) for label, side in sides.items()}
     case = f"{model}, {len(data.y_train):,} images"
     yield Row.of(case, times, ONE, HAND, scores)

@@ -127,11 +127,11 @@ class Workforce:
 
     def _evaluate_share(self, exam: Exam) -> Tensor:
         ranks, rank = self.fabric.world_size, self.fabric.global_rank
-        counts = torch.zeros(
-            len(self.population.probes), dtype=torch.long, device=self.fabric.device
-        )
+        population, n_probes = self.population, len(self.population.probes)
         if rank < exam.n_ranks:
-            counts = self.population.count_right(exam.params, exam.buffers, rank, exam.n_ranks)
+            counts = population.count_right(exam.params, exam.buffers, rank, exam.n_ranks)
+        else:
+            counts = torch.zeros(n_probes, dtype=torch.long, device=self.fabric.device)
         if ranks > 1:
             with together():
                 distributed.all_reduce(counts)
