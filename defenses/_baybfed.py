@@ -1,24 +1,46 @@
-"""The parts of BayBFed: distributions over coordinates, how far they diverge, and clusters."""
+"""BayBFed's numerics and bookkeeping: sums, distributions, their divergence, the list of clusters.
+
+Nothing here is a choice of the paper's: its equations and algorithms are in `baybfed.py`.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedbench.ops import middle
-
-if TYPE_CHECKING:
-    from fedbench.defenses.baybfed import BayBFed
+from fedbench.ops import in_double, two_means
 
 CHUNK = 1 << 18  # coordinates counted at a time, so that their bin numbers stay in the cache
 FINER = 16  # fine bins in a bin
 NO_DIVERGENCE = 1e-20  # below this it is rounding
-TOGETHER = 16  # clusters at a time, so that their densities stay in the cache
-SAME = 1e-9  # relative difference of equal divergences
+LEAST_VARIANCE = 1e-24  # below this it is rounding
+
+
+class Normal(NamedTuple):
+    mean: float
+    variance: float
+
+
+def normal_of(values: Tensor) -> Normal:
+    """The mean and the variance (ddof 0) of a vector."""
+    _, sums, norms = products(values[None], values)
+    mean = sums.item() / len(values)
+    return Normal(mean, max(norms.item() ** 2 / len(values) - mean**2, LEAST_VARIANCE))
+
+
+def products(updates: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """u.other, the sum and the norm of every u: [N] each, float64, in one pass."""
+    along, sums, squared = torch.zeros(3, len(updates), dtype=torch.float64, device=other.device)
+    for columns, rows in in_double(updates):
+        along += rows @ other[columns].double()
+        sums += rows.sum(dim=1)
+        squared += torch.linalg.vector_norm(rows, dim=1) ** 2
+    return along.cpu(), sums.cpu(), squared.sqrt().cpu()
 
 
 class Points(NamedTuple):
@@ -72,7 +94,7 @@ def log_normal(x: Tensor, mean: float | Tensor, variance: float | Tensor) -> Ten
     return -0.5 * ((x - mean) ** 2 / variance + (2 * math.pi * variance).log())
 
 
-def shares(log_density: Tensor, points: Points) -> Tensor:
+def log_shares(log_density: Tensor, points: Points) -> Tensor:
     """Logarithm of each point's share, the density being normalised over the coordinates."""
     # The largest goes first: counts are nothing beside a density of e^-1e40.
     log_mass = log_density - log_density.amax(dim=-1, keepdim=True) + points.log_counts
@@ -111,72 +133,84 @@ def _far_terms(log_p: Tensor, r: Tensor) -> Tensor:
     return torch.where(r.abs() < 1, _near_terms(log_p, r.clamp(-1, 1)), far)
 
 
-class Client(NamedTuple):
-    """What the clusters need to know of a client."""
-
-    x: Points
-    log_p: Tensor  # [B] shares
-    mean: float  # of x
-    error: float  # a variance
-
-
-class Normal(NamedTuple):
-    mean: float
-    variance: float
-
-
 class Cluster(NamedTuple):
     mean: float
     variance: float
     n: int
 
 
+@dataclass
 class Clusters:
-    """The clusters in the course of a round, by the number that each keeps, oldest first."""
+    """The clusters in the course of a round."""
 
-    def __init__(self, rule: BayBFed, state: dict[str, Any], errors: Tensor) -> None:
-        self.rule = rule
-        self.opened: int = state["opened"]
-        auto = isinstance(rule.sigma0_sq, str)
-        self.s0 = 9 * float(middle(errors)) if auto else float(rule.sigma0_sq)
-        rows = state["clusters"].tolist() if rule.persist else []
-        self.known = {int(number): Cluster(mu, s2, int(n)) for mu, s2, n, number in rows}
+    known: dict[int, Cluster]  # by number, oldest first
+    n_opened: int  # ever, so that no number is used twice
 
-    def to_tensor(self) -> Tensor:
-        """[K, 4]: mean, variance, n, number."""
+    @classmethod
+    def load(cls, state: dict[str, Any], persist: bool) -> Clusters:
+        rows = state["clusters"].tolist() if persist else []
+        known = {int(number): Cluster(mu, s2, int(n)) for mu, s2, n, number in rows}
+        return cls(known, state["opened"])
+
+    def saved(self) -> dict[str, Any]:
         rows = [[*cluster, number] for number, cluster in self.known.items()]
-        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 4)
+        clusters = torch.tensor(rows, dtype=torch.float64).reshape(-1, 4)
+        return {"clusters": clusters, "opened": self.n_opened}
 
-    def meet(self, client: Client) -> tuple[float, int | None]:
-        """The client's MaxJD, and the cluster to join: its number, or None for a new one."""
-        numbers = [*self.known, None]
-        normals = [*self.known.values(), self._new(client.error)]
-        parameters = torch.tensor(normals, dtype=torch.float64, device=client.log_p.device)
-        parts = []
-        for part in parameters.split(TOGETHER):
-            mu, s2, _ = part.T.unsqueeze(2)  # each [k, 1]
-            log_q = shares(log_normal(client.x.x, mu, s2), client.x)  # [k, B]
-            parts.append(divergences(client.log_p, log_q))
-        found = torch.cat(parts)  # [K + 1]
-        wanted = found.max() if self.rule.assign == "max" else found.min()
-        first = (found - wanted).abs() <= SAME * wanted  # of equal ones the oldest
-        score = found.max().sqrt() if self.rule.score == "distance" else found.max()
-        return float(score), numbers[int(first.int().argmax())]
-
-    def join(self, number: int | None, mean: float, error: float) -> int:
-        """Eq. 6 and 7: takes a client in, in a new cluster if there is none of that number."""
-        if number is None or number not in self.known:
-            if len(self.known) == self.rule.max_clusters:
-                del self.known[min(self.known)]
-            number, self.opened = self.opened, self.opened + 1
-            self.known[number] = self._new(error)
-        cluster = self.known[number]
-        n = cluster.n + 1
-        tau, tau0 = 1 / (error if self.rule.tau == "client" else cluster.variance), 1 / self.s0
-        total = n * tau + tau0
-        centre = (mean * n * tau + self.rule.mu0 * tau0) / total
-        self.known[number] = Cluster(centre, 1 / total + error, n)
+    def add(self, cluster: Cluster, most: int | None) -> int:
+        """Opens a cluster, in the place of the oldest if there are as many as may be."""
+        if len(self.known) == most:
+            del self.known[min(self.known)]
+        number, self.n_opened = self.n_opened, self.n_opened + 1
+        self.known[number] = cluster
         return number
 
-    def _new(self, error: float) -> Cluster:
-        return Cluster(self.rule.mu0, self.s0 + error, 0)
+
+class Weights(NamedTuple):
+    """What Eq. 2 and 3 make of each client: [N] float64."""
+
+    shift: Tensor  # D
+    mean: Tensor  # of W
+    rms: Tensor  # of u
+    error: Tensor  # e
+
+
+class Client(NamedTuple):
+    """What the clusters need to know of a client."""
+
+    row: int  # of the updates
+    shift: float  # D
+    rms: float  # of u
+    mean: float  # m, of W_up
+    error: float  # e, a variance
+    base_measure: float  # H
+
+
+class Round(NamedTuple):
+    """What is the same for all clients of a round."""
+
+    updates: Tensor  # [N, P]
+    global_params: Tensor  # [P]
+    initial: Normal  # mu_p, v_p
+    sigma0_sq: float
+
+
+def clients_of(weights: Weights, base_measure: Tensor) -> list[Client]:
+    columns = (weights.shift, weights.rms, weights.mean + weights.shift, weights.error)
+    rows = zip(*(column.tolist() for column in (*columns, base_measure)), strict=True)
+    return [Client(row, *values) for row, values in enumerate(rows)]
+
+
+def lower_group(scores: Tensor, separation: float) -> Tensor:
+    """Who is in the lower of two groups of scores [n]; everybody if there is only one group.
+
+    Ours, not the paper's. Exact 2-means of the logarithms, since attackers' scores differ from the
+    others' by a factor. There are two groups if at least the share `separation` of the variance
+    lies between them: of many values of one normal distribution it is 0.64, of a uniform one 0.75.
+    """
+    logs = scores.clamp_min(math.sqrt(NO_DIVERGENCE)).log()
+    (gap,), lower = two_means(logs[:, None])
+    n, n_lower = len(logs), int(lower.sum())
+    between = n_lower * (n - n_lower) * gap**2
+    total = n * ((logs - logs.mean()) ** 2).sum()
+    return lower[:, 0] if total > 0 and between >= separation * total else scores >= 0

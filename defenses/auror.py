@@ -39,6 +39,7 @@ from fedbench.defense import (
     features,
     mean_of,
 )
+from fedbench.ops import two_means
 
 VALUES = 1 << 21  # sorted at a time, so that all layers take no more memory than one
 
@@ -66,7 +67,9 @@ class Auror(Defense):
         self, updates: Tensor, state: Tensor | None, view: ServerView
     ) -> tuple[Aggregate, Tensor]:
         values = updates[:, features(self.layers, view.layers)]  # [N, F]
-        parts = [two_means(part) for part in values.split(VALUES // len(values) + 1, dim=1)]
+        parts = [
+            _gaps_and_minority(part) for part in values.split(VALUES // len(values) + 1, dim=1)
+        ]
         gaps, minority = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
         indicative = torch.zeros_like(gaps, dtype=torch.bool) if state is None else state  # [F]
         if view.index < self.rounds:
@@ -76,25 +79,9 @@ class Auror(Defense):
         return mean_of(updates, shares <= self.tau, shares), indicative
 
 
-def two_means(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Exact 2-means of each column of [N, F].
-
-    Returns how far the two centres are apart [F], and who is in the smaller cluster [N, F].
-    """
-    n = len(values)
-    by_column, order = values.double().T.contiguous().sort(dim=1)  # [F, N]
-    ranked = by_column - by_column[:, :1]  # from the lowest: equal values are zeros exactly
-    if n < 2:
-        return ranked.new_zeros(len(ranked)), torch.zeros_like(values, dtype=torch.bool)
-    size = torch.arange(1, n, dtype=torch.float64, device=values.device)  # of the lower cluster
-    sums = ranked.cumsum(dim=1)
-    sizes = size * (n - size)
-    apart = size * sums[:, -1:] - n * sums[:, :-1]  # the centres' distance times both sizes
-    # The squares within clusters are least where those between them are largest.
-    best = (apart**2 / sizes).argmax(dim=1, keepdim=True)  # [F, 1]
-    gaps = (apart / sizes).gather(1, best)
-    n_lower = best + 1
-    is_lower = torch.arange(n, device=values.device) < n_lower  # [F, N] in sorted order
-    in_minority = torch.where(2 * n_lower < n, is_lower, ~is_lower)
-    in_minority &= (2 * n_lower != n) & (gaps > 0)
-    return gaps[:, 0], torch.zeros_like(in_minority).scatter(1, order, in_minority).T
+def _gaps_and_minority(values: Tensor) -> tuple[Tensor, Tensor]:
+    """How far the two centres of each column of [N, F] are apart [F], and its minority [N, F]."""
+    gaps, lower = two_means(values)
+    n, n_lower = len(values), lower.sum(dim=0)
+    minority = torch.where(2 * n_lower < n, lower, ~lower)
+    return gaps, minority & (2 * n_lower != n) & (gaps > 0)

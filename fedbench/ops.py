@@ -172,6 +172,28 @@ def middle(values: Tensor) -> Tensor:
     return values.quantile(0.5)
 
 
+def two_means(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Exact 2-means of each column of [N, F].
+
+    Returns how far the two centres are apart [F], and who is in the lower cluster [N, F]. Of two
+    equally good splits the one with fewer low values counts.
+    """
+    n = len(values)
+    by_column, order = values.double().T.contiguous().sort(dim=1)  # [F, N]
+    ranked = by_column - by_column[:, :1]  # from the lowest: equal values are zeros exactly
+    if n < 2:
+        return ranked.new_zeros(len(ranked)), torch.ones_like(values, dtype=torch.bool)
+    size = torch.arange(1, n, dtype=torch.float64, device=values.device)  # of the lower cluster
+    sums = ranked.cumsum(dim=1)
+    sizes = size * (n - size)
+    apart = size * sums[:, -1:] - n * sums[:, :-1]  # the centres' distance times both sizes
+    # The squares within clusters are least where those between them are largest.
+    best = (apart**2 / sizes).argmax(dim=1, keepdim=True)  # [F, 1]
+    is_lower = torch.arange(n, device=values.device) <= best  # [F, N] in sorted order
+    gaps = (apart / sizes).gather(1, best)[:, 0]
+    return gaps, torch.zeros_like(is_lower).scatter(1, order, is_lower).T
+
+
 def column_median(updates: Tensor) -> Tensor:
     """Median of each column, the mean of the two middle values for even N: [N, P] -> [P].
 

@@ -69,6 +69,7 @@ class Oracle:
         weights: str = "update",
         cosine: str = "distance",
         scoring: str = "round",
+        cold_start: str = "seat",
         tau: str = "client",
         assign: str = "max",
         persist: bool = True,
@@ -83,7 +84,8 @@ class Oracle:
         self.mu_p = mp.fsum(initial) / self.length
         self.v_p = mp.fsum((mp.mpf(w) - self.mu_p) ** 2 for w in initial) / self.length
         self.posterior = {who: (mp.mpf(c), self.mu_p) for who, c in concentration.items()}
-        self.weights, self.cosine, self.scoring, self.tau = weights, cosine, scoring, tau
+        self.weights, self.cosine, self.tau = weights, cosine, tau
+        self.scoring, self.cold_start = scoring, cold_start
         self.assign, self.persist, self.score, self.filter = assign, persist, score, filter
         self.mu0, self.error_floor = mp.mpf(mu0), mp.mpf(error_floor)
         self.sigma0_sq, self.max_clusters = sigma0_sq, max_clusters
@@ -106,16 +108,9 @@ class Oracle:
         self.s0 = 9 * median([c.e for c in clients]) if auto else mp.mpf(self.sigma0_sq)
         in_order = [clients[i] for i in sorted(range(len(ids)), key=lambda i: ids[i])]
         if self.scoring == "round":
-            choices = [self.judge(client) for client in in_order]
-            for client, choice in zip(in_order, choices, strict=True):
-                self.join(client, choice)
+            self.meet_together(in_order)
         else:
-            for client in in_order:
-                if self.clusters:
-                    self.join(client, self.judge(client))
-                else:
-                    self.join(client, None)
-                    self.judge(client)
+            self.meet_in_turn(in_order)
         distance = self.score == "distance"
         scores = [mp.sqrt(c.divergence) if distance else c.divergence for c in clients]
         return Verdict(
@@ -126,6 +121,33 @@ class Oracle:
             clusters=[(float(c.mu), float(c.s2), c.n, c.number) for c in self.clusters],
             unsure=self.unsure,
         )
+
+    def meet_together(self, clients: Sequence[Client]) -> None:
+        """All choose by the clusters as the round finds them, and then join in turn.
+
+        If it finds none, all can only choose a new one. `seat` then scores them against the
+        clusters that this gave and a new one, and changes nothing more; `score` keeps the scores of
+        the comparison with a new one alone.
+        """
+        cold = not self.clusters
+        choices = [self.choose(client) for client in clients]
+        for client, choice in zip(clients, choices, strict=True):
+            self.join(client, choice)
+        if cold and self.cold_start == "seat":
+            for client in clients:
+                self.judge(client)
+
+    def meet_in_turn(self, clients: Sequence[Client]) -> None:
+        """Algorithm 1: each finds the clusters as those before it left them.
+
+        It seats its own first client before scoring it, whatever `cold_start` says.
+        """
+        for client in clients:
+            if self.clusters:
+                self.join(client, self.choose(client))
+            else:
+                self.join(client, None)
+                self.judge(client)
 
     def measure(self, update: Row, global_params: Row) -> Client:
         """Eq. 2 and 3."""
@@ -189,21 +211,29 @@ class Oracle:
             terms += [value * mp.log(value / middle) / 2 for value in (a, b) if value > 0]
         return mp.fsum(terms)
 
-    def judge(self, client: Client) -> Cluster | None:
-        """The cluster that is chosen; None for a new one."""
-        candidates: list[Cluster | None] = [*self.clusters, None]
-        places = [(c.mu, c.s2) for c in self.clusters] + [(self.mu0, self.s0 + client.e)]
+    def judge(self, client: Client) -> list[Any]:
+        """Its divergence from each cluster and, last, from a new one. Sets the largest."""
+        places = self.places(client)
         found = [self.jensen_shannon(client.p, self.q(client, mu, s2)) for mu, s2 in places]
         if 1e-22 < max(found) < 1e-18:
             self.unsure.append("a divergence of almost nothing")
         found = [divergence if divergence >= 1e-20 else mp.mpf(0) for divergence in found]
         client.divergence = max(found)
-        best = found.index(client.divergence if self.assign == "max" else min(found))
+        return found
+
+    def choose(self, client: Client) -> Cluster | None:
+        """Judges. Returns the cluster to join; None for a new one."""
+        found = self.judge(client)
+        best = found.index(max(found) if self.assign == "max" else min(found))
+        places = self.places(client)
         for place, divergence in zip(places, found, strict=True):
             apart = abs(mp.sqrt(divergence) - mp.sqrt(found[best]))
             if place != places[best] and max(divergence, found[best]) > 0 and apart < 1e-8:
                 self.unsure.append("two clusters as far")
-        return candidates[best]
+        return [*self.clusters, None][best]
+
+    def places(self, client: Client) -> list[tuple[Any, Any]]:
+        return [*((c.mu, c.s2) for c in self.clusters), (self.mu0, self.s0 + client.e)]
 
     def join(self, client: Client, cluster: Cluster | None) -> None:
         """Eq. 6 and 7."""

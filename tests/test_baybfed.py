@@ -60,6 +60,13 @@ def first_round(
     return outcome
 
 
+def through_a_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 def scores_of(outcome: Aggregate) -> list[float]:
     assert outcome.scores is not None
     return [float(score) for score in outcome.scores]
@@ -85,11 +92,31 @@ INITIAL_2, GLOBAL_2 = doubles([0.5, -0.5, 0.5, -0.5])[0], doubles([1, 0, 0, 0])[
 MODELS_2 = doubles([1.1, 0.1, 0, 0], [1.1, -0.1, 0.1, 0], [0.5, 1, -1, 0.5])
 
 
+# Scores and rows kept, all c being 5 at first: of a first round by cold_start, of the same again.
+BY_HAND = {
+    "first": (MODELS_1, GLOBAL_1, INITIAL_1),
+    "p is not uniform": (MODELS_2, GLOBAL_2, INITIAL_2),
+    "two of a kind": (MODELS_1[[0, 2, 2]], GLOBAL_1, INITIAL_1),
+}
+COLD_BY_HAND = {
+    ("first", "seat"): ([0.164232, 0.081407, 0.532290], [0, 1]),
+    ("first", "score"): ([0.005783, 0.003385, 0.028238], [0, 1]),
+    ("p is not uniform", "seat"): ([0.210857, 0.316160, 0.589430], [0, 1]),
+    ("p is not uniform", "score"): ([0.045926, 0.060004, 0.019613], [2]),
+    ("two of a kind", "seat"): ([0.003694, 0.036058, 0.036058], [0]),
+    ("two of a kind", "score"): ([0.003694, 0.028238, 0.028238], [0]),
+}
+WARM_BY_HAND = {
+    "first": ([0.164232, 0.081407, 0.532300], [0, 1]),
+    "p is not uniform": ([0.210546, 0.316316, 0.589430], [0, 1]),
+}
+
+
 def replayed(
-    models: Tensor, global_params: Tensor, initial: Tensor
+    models: Tensor, global_params: Tensor, initial: Tensor, **options: Any
 ) -> Iterator[tuple[Aggregate, Tensor]]:
     """The same round again and again, all c at first 5: the outcome, and the clusters after it."""
-    defense = BayBFed()
+    defense = BayBFed(**options)
     state = start(defense, initial, same_c(len(models)))
     view = view_of(global_params, initial, range(len(models)))
     while True:
@@ -97,14 +124,16 @@ def replayed(
         yield outcome, state["clusters"]
 
 
-def test_by_hand() -> None:
+@pytest.mark.parametrize("options", [{}, {"cold_start": "seat"}, {"cold_start": "score"}], ids=str)
+def test_by_hand(options: dict[str, str]) -> None:
     # D 1 .755051 1.065760, m 1.075 .755051 .940760, e .09 .045 10.506553 (.045: half the median).
     # Client 0 opens (0, 9.09): z = 1/.09 + 1/9 = 11.2222, mu = 1.075/.09/z, s2 = 1/z + .09.
     updates = MODELS_1 - GLOBAL_1
-    rounds = replayed(MODELS_1, GLOBAL_1, INITIAL_1)
+    rounds = replayed(MODELS_1, GLOBAL_1, INITIAL_1, **options)
     outcome, clusters = next(rounds)
-    assert scores_of(outcome) == pytest.approx([0.005783, 0.003385, 0.028238], abs=1e-6)
-    assert kept_by(outcome) == [0, 1]
+    expected_scores, kept = COLD_BY_HAND["first", options.get("cold_start", "seat")]
+    assert scores_of(outcome) == pytest.approx(expected_scores, abs=1e-6)
+    assert kept_by(outcome) == kept == [0, 1]
     assert outcome.weights.tolist() == [0.5, 0.5, 0]
     assert torch.allclose(outcome.update, updates[:2].mean(dim=0), rtol=1e-12)
     assert outcome.details["cluster"].tolist() == [0, 1, 2]
@@ -124,23 +153,29 @@ def test_by_hand() -> None:
     assert torch.allclose(clusters, expected, rtol=0, atol=1e-6)
 
 
-def test_a_cold_start_keeps_the_outlier() -> None:
-    """The second example, in which p is not uniform."""
-    rounds = replayed(MODELS_2, GLOBAL_2, INITIAL_2)
-    outcome, _ = next(rounds)
-    assert scores_of(outcome) == pytest.approx([0.045926, 0.060004, 0.019613], abs=1e-6)
-    assert kept_by(outcome) == [2]
-    outcome, _ = next(rounds)
-    assert scores_of(outcome) == pytest.approx([0.210546, 0.316316, 0.589430], abs=1e-6)
-    assert kept_by(outcome) == [0, 1]
+@pytest.mark.parametrize(("example", "cold_start"), COLD_BY_HAND)
+def test_two_rounds_by_hand(example: str, cold_start: str) -> None:
+    """Against the prior alone, the second example keeps the outlier and drops the others."""
+    models, global_params, initial = BY_HAND[example]
+    rounds = replayed(models, global_params, initial, cold_start=cold_start)
+    expected = [COLD_BY_HAND[example, cold_start]]
+    expected += [WARM_BY_HAND[example]] if example in WARM_BY_HAND else []
+    for (scores, kept), (outcome, _) in zip(expected, rounds, strict=False):
+        assert scores_of(outcome) == pytest.approx(scores, abs=1e-6)
+        assert kept_by(outcome) == kept
 
 
-def test_two_of_a_kind() -> None:
-    """The third example: the first client of the first one, and its third twice."""
-    updates = MODELS_1[[0, 2, 2]] - GLOBAL_1
-    outcome, _ = first_round(updates, GLOBAL_1, INITIAL_1)
-    assert scores_of(outcome) == pytest.approx([0.003694, 0.028238, 0.028238], abs=1e-6)
-    assert kept_by(outcome) == [0]
+@pytest.mark.parametrize(("example", "cold_start"), COLD_BY_HAND)
+def test_the_oracle_by_hand(example: str, cold_start: str) -> None:
+    models, global_params, initial = BY_HAND[example]
+    oracle = Oracle(initial.tolist(), same_c(3), cold_start=cold_start)
+    expected = [COLD_BY_HAND[example, cold_start]]
+    expected += [WARM_BY_HAND[example]] if example in WARM_BY_HAND else []
+    for scores, kept in expected:
+        verdict = oracle.round((models - global_params).tolist(), range(3), global_params.tolist())
+        assert verdict.scores == pytest.approx(scores, abs=1e-6)
+        assert verdict.kept == [i in kept for i in range(3)]
+        assert not verdict.unsure
 
 
 FAR = doubles([99.9, 100.1, 99.9, 100.1])[0]  # an initial model so far away that p is uniform
@@ -154,8 +189,9 @@ def test_divergence_of_two_known_distributions() -> None:
     aside = torch.linalg.qr(torch.stack([update, FAR]).T).Q[:, 1]
     global_params = 0.9 * update / update.norm() + math.sqrt(1 - 0.9**2) * aside
     sigma0_sq = 1 - (float(update.norm()) * deviation) ** 2
+    options: dict[str, Any] = {"cold_start": "score", "sigma0_sq": sigma0_sq}
     for score, expected in (("divergence", 0.027865613), ("distance", 0.166929966)):
-        outcome, _ = first_round(update[None], global_params, FAR, sigma0_sq=sigma0_sq, score=score)
+        outcome, _ = first_round(update[None], global_params, FAR, score=score, **options)
         assert scores_of(outcome) == pytest.approx([expected], abs=1e-9)
 
 
@@ -163,8 +199,9 @@ def test_divergence_of_two_known_distributions() -> None:
 def test_small_divergences_are_right(length: float) -> None:
     """Down to 1e-17: the sum of p log p - p log q has lost all digits by then."""
     direction = doubles([0.8, -0.6, 0, 0])
-    outcome, _ = first_round(length * direction, GLOBAL_2, FAR, score="divergence")
-    oracle = Oracle(FAR.tolist(), same_c(1), score="divergence")
+    options: dict[str, Any] = {"score": "divergence", "cold_start": "score"}
+    outcome, _ = first_round(length * direction, GLOBAL_2, FAR, **options)
+    oracle = Oracle(FAR.tolist(), same_c(1), **options)
     verdict = oracle.round((length * direction).tolist(), [0], GLOBAL_2.tolist())
     assert scores_of(outcome) == pytest.approx(verdict.scores, rel=1e-6, abs=0)
     assert 0 < verdict.scores[0] < length**2
@@ -172,7 +209,7 @@ def test_small_divergences_are_right(length: float) -> None:
 
 def test_a_divergence_below_1e_20_is_none() -> None:
     direction = doubles([0.8, -0.6, 0, 0], [0.6, -0.8, 0, 0])
-    outcome, _ = first_round(1e-9 * direction, GLOBAL_2, FAR)
+    outcome, _ = first_round(1e-9 * direction, GLOBAL_2, FAR, cold_start="score")
     assert scores_of(outcome) == [0, 0]
     assert kept_by(outcome) == []
 
@@ -191,7 +228,7 @@ def test_a_cluster_by_hand() -> None:
 
 
 def update_of_score(target: float, options: Mapping[str, Any]) -> Tensor:
-    """Found by halving: the longer across the global model, the higher the score."""
+    """Found by halving: the longer across the global model, the farther from the prior."""
     short, long = 0.0, 0.8
     direction = doubles([0.8, -0.6, 0, 0])
     for _ in range(60):
@@ -214,7 +251,7 @@ def update_of_score(target: float, options: Mapping[str, Any]) -> Tensor:
     ],
 )
 def test_filter(wanted: list[float], text: list[int], pseudocode: list[int]) -> None:
-    options: dict[str, Any] = {"sigma0_sq": 1.0, "error_floor": 0.0}
+    options: dict[str, Any] = {"cold_start": "score", "sigma0_sq": 1.0, "error_floor": 0.0}
     updates = torch.stack([update_of_score(0.005 * score, options) for score in wanted])
     for words, expected in (("text", text), ("pseudocode", pseudocode)):
         outcome, _ = first_round(updates, doubles([0, 0, 0, 1])[0], FAR, filter=words, **options)
@@ -228,6 +265,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "weights": st.sampled_from(["update", "model"]),
     "cosine": st.sampled_from(["distance", "angular", "similarity"]),
     "scoring": st.sampled_from(["round", "sequential"]),
+    "cold_start": st.sampled_from(["seat", "score"]),
     "tau": st.sampled_from(["client", "cluster"]),
     "assign": st.sampled_from(["max", "min"]),
     "persist": st.booleans(),
@@ -389,34 +427,304 @@ def test_order_of_coordinates_is_irrelevant(bins: int) -> None:
         assert torch.allclose(shuffled["clusters"], plain["clusters"], rtol=1e-12, atol=1e-12)
 
 
-def test_scores_of_a_round_do_not_depend_on_who_comes_first() -> None:
-    """Whichever id sends which update, with equal c; clusters are those of the round before."""
+@pytest.mark.parametrize("n_rounds_before", [0, 1])
+@pytest.mark.parametrize(
+    "options", [{}, {"cold_start": "score"}, {"persist": False}, {"max_clusters": 6}], ids=str
+)
+def test_scores_of_a_round_do_not_depend_on_who_comes_first(
+    options: dict[str, Any], n_rounds_before: int
+) -> None:
+    """Whichever id sends which update, with equal c: in a first round as in a later one."""
     p, n = 20, 6
     initial, global_params = 0.3 * normal(p, seed=1), normal(p, seed=2)
-    defense = BayBFed()
+    defense = BayBFed(**options)
     newcomers = range(10, 10 + n)
     state = start(defense, initial, dict.fromkeys([*range(n), *newcomers], 5.0))
-    view = view_of(global_params, initial, range(n))
-    _, state = defense.aggregate(normal(n, p, seed=4), state, view)
+    for index in range(n_rounds_before):
+        view = view_of(global_params, initial, range(n), index)
+        _, state = defense.aggregate(normal(n, p, seed=4), state, view)
     updates = normal(n, p, seed=5)
-    plain, _ = defense.aggregate(updates, state, view_of(global_params, initial, newcomers, 1))
+    view = view_of(global_params, initial, newcomers, n_rounds_before)
+    plain, _ = defense.aggregate(updates, state, view)
     for seed in range(5):
         order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-        view = view_of(global_params, initial, newcomers, 1)
         shuffled, _ = defense.aggregate(updates[order], state, view)
         expected = [scores_of(plain)[i] for i in order.tolist()]
         assert scores_of(shuffled) == pytest.approx(expected, rel=1e-12)
 
 
+# A cold start: a round that finds no clusters.
+
+
+COLD: list[dict[str, Any]] = [
+    {},
+    {"assign": "min"},
+    {"tau": "cluster", "sigma0_sq": "auto"},
+    {"weights": "model", "cosine": "similarity"},
+    {"score": "divergence", "error_floor": 0.0, "mu0": 0.5},
+    {"max_clusters": 2},
+    {"max_clusters": 1, "filter": "pseudocode"},
+    {"bins": 16},
+]
+
+
+def cold_federation(n: int = 6, p: int = 40) -> tuple[Tensor, Tensor, Tensor, dict[int, float]]:
+    """Updates, the global and the initial model, and c by id."""
+    concentration = {i: 1.0 + i for i in range(n)}
+    return 0.3 * normal(n, p, seed=3), normal(p, seed=2), 0.3 * normal(p, seed=1), concentration
+
+
+@pytest.mark.parametrize("options", COLD, ids=str)
+def test_a_cold_start_scores_against_the_clusters_that_it_leaves(options: dict[str, Any]) -> None:
+    """As would the next round, were it the same and had nobody learnt anything."""
+    updates, global_params, initial, concentration = cold_federation()
+    defense = BayBFed(**options)
+    before = start(defense, initial, concentration)
+    view = view_of(global_params, initial, range(len(updates)))
+    first, after = defense.aggregate(updates, before, view)
+    unlearnt = {**after, "posterior": start(defense, initial, concentration)["posterior"]}
+    again, _ = defense.aggregate(updates, unlearnt, view)
+    assert scores_of(first) == pytest.approx(scores_of(again), rel=1e-12)
+    assert kept_by(first) == kept_by(again)
+
+
+@pytest.mark.parametrize("options", COLD, ids=str)
+def test_seats_change_the_scores_and_nothing_else(options: dict[str, Any]) -> None:
+    """Clusters, their numbers and the posteriors are those of a single pass, Eq. 1 applied once."""
+    updates, global_params, initial, concentration = cold_federation()
+    n, p = updates.shape
+    seat, after_seat = first_round(updates, global_params, initial, concentration, **options)
+    score, after_score = first_round(
+        updates, global_params, initial, concentration, cold_start="score", **options
+    )
+    assert torch.equal(seat.details["cluster"], score.details["cluster"])
+    assert torch.equal(seat.details["base_measure"], score.details["base_measure"])
+    assert torch.equal(after_seat["clusters"], after_score["clusters"])
+    assert after_seat["opened"] == after_score["opened"] == n
+    assert after_seat["posterior"] == after_score["posterior"]
+    rows = updates + global_params if options.get("weights") == "model" else updates
+    for i, c in concentration.items():
+        h = c / (c + p) * float(initial.mean()) + float(rows[i].mean()) / c
+        assert after_seat["posterior"][i] == pytest.approx((c + p, h), rel=1e-9, abs=1e-12)
+    # The new cluster is compared with either way.
+    pairs = [*zip(scores_of(seat), scores_of(score), strict=True)]
+    assert all(seated >= alone * (1 - 1e-12) for seated, alone in pairs)
+    assert any(seated > alone * 1.01 for seated, alone in pairs)
+
+
+@pytest.mark.parametrize("options", COLD, ids=str)
+def test_everyone_of_a_cold_start_opens_a_cluster(options: dict[str, Any]) -> None:
+    """In order of id, whatever their rows; of more than max_clusters the first make room."""
+    updates, global_params, initial, concentration = cold_federation()
+    n, ids = len(updates), [4, 1, 5, 0, 2, 3]
+    defense = BayBFed(**options)
+    view = view_of(global_params, initial, ids)
+    state = start(defense, initial, concentration)
+    outcome, state = defense.aggregate(updates[ids], state, view)
+    assert outcome.details["cluster"].tolist() == ids
+    left = range(max(0, n - options.get("max_clusters", n)), n)
+    assert state["clusters"][:, 3].tolist() == [*left]
+    assert state["clusters"][:, 2].tolist() == [1] * len(left)
+    unlimited = options | {"max_clusters": None}
+    _, all_of_them = first_round(updates, global_params, initial, concentration, **unlimited)
+    expected = all_of_them["clusters"][left.start :]
+    assert torch.allclose(state["clusters"], expected, rtol=1e-9, atol=1e-12)
+    in_order, _ = first_round(updates, global_params, initial, concentration, **options)
+    assert scores_of(outcome) == pytest.approx([scores_of(in_order)[i] for i in ids], rel=1e-9)
+
+
+@pytest.mark.parametrize("max_clusters", [None, 1, 2, 5, 6, 7])
+@pytest.mark.parametrize("persist", [True, False])
+@pytest.mark.parametrize("cold_start", ["seat", "score"])
+def test_a_cold_start_against_the_definition(
+    cold_start: str, persist: bool, max_clusters: int | None
+) -> None:
+    """For any limit of clusters: three rounds, of which the oracle is sure."""
+    options = {"cold_start": cold_start, "persist": persist, "max_clusters": max_clusters}
+    updates, global_params, initial, concentration = cold_federation(p=8)
+    defense = BayBFed(**options)
+    oracle = Oracle(initial.tolist(), concentration, **options)
+    state = start(defense, initial, concentration)
+    ids = [4, 1, 5, 0, 2, 3]
+    for index in range(3):
+        rows = (1 + index) * updates.roll(index, dims=1)
+        verdict = oracle.round(rows.tolist(), ids, global_params.tolist())
+        view = view_of(global_params, initial, ids, index)
+        outcome, state = defense.aggregate(rows, state, view)
+        assert not verdict.unsure
+        assert_agrees(outcome, state, verdict, rows)
+
+
+@pytest.mark.parametrize("options", COLD, ids=str)
+def test_a_round_that_finds_clusters_is_no_cold_start(options: dict[str, Any]) -> None:
+    """Whatever its number is, and also after a checkpoint; one that finds none always is."""
+    updates, global_params, initial, concentration = cold_federation()
+    seat, score = BayBFed(**options), BayBFed(**options, cold_start="score")
+    empty = start(seat, initial, concentration)
+
+    def scored(defense: Defense, rows: Tensor, state: Any, index: int) -> tuple[list[float], Any]:
+        view = view_of(global_params, initial, range(len(rows)), index)
+        outcome, state = defense.aggregate(rows, state, view)
+        return scores_of(outcome), state
+
+    first, state = scored(seat, updates, empty, 0)
+    assert scored(seat, updates, empty, 7)[0] == first
+    assert scored(score, updates, empty, 7)[0] != first
+    for index, rows in enumerate([-updates, 2 * updates], start=1):
+        resumed = through_a_file(state)
+        scores, after = scored(seat, rows, state, index)
+        assert scored(seat, rows, resumed, index)[0] == scores
+        assert scored(seat, rows, resumed, 0)[0] == scores
+        assert scored(score, rows, resumed, index)[0] == scores
+        assert torch.equal(after["clusters"], scored(score, rows, state, index)[1]["clusters"])
+        state = after
+
+
+@pytest.mark.parametrize("cold_start", ["seat", "score"])
+def test_without_memory_each_round_is_a_cold_start(cold_start: str) -> None:
+    """It scores as would the first round of clients with the posteriors of now."""
+    updates, global_params, initial, concentration = cold_federation()
+    defense = BayBFed(persist=False, cold_start=cold_start)
+    n = len(updates)
+    state = start(defense, initial, concentration)
+    seen = []
+    for index in range(3):
+        view = view_of(global_params, initial, range(n), index)
+        new = {**defense.init(), "posterior": dict(state["posterior"])}
+        expected, _ = defense.aggregate(updates, new, view)
+        outcome, state = defense.aggregate(updates, state, view)
+        assert scores_of(outcome) == scores_of(expected)
+        assert kept_by(outcome) == kept_by(expected)
+        assert state["clusters"][:, 2].tolist() == [1] * n
+        seen.append(scores_of(outcome))
+    assert seen[0] != seen[1] != seen[2]  # for H has changed
+
+
+@pytest.mark.parametrize(
+    "options", [{"persist": False}, {"persist": False, "cold_start": "score"}], ids=str
+)
+def test_without_memory_equal_rounds_score_alike_if_p_is_uniform(options: dict[str, Any]) -> None:
+    """Then the posteriors, which do have a memory, change nothing."""
+    rounds = replayed(MODELS_1, GLOBAL_1, FAR, **options)
+    first, *later = [next(rounds)[0] for _ in range(4)]
+    for outcome in later:
+        assert scores_of(outcome) == pytest.approx(scores_of(first), rel=1e-9)
+        assert kept_by(outcome) == kept_by(first)
+
+
+def test_with_memory_the_second_round_scores_like_the_first_if_p_is_uniform() -> None:
+    """It finds the clusters by which the first one, a cold start, was scored."""
+    rounds = replayed(MODELS_1, GLOBAL_1, FAR)
+    first, second = next(rounds)[0], next(rounds)[0]
+    assert scores_of(second) == pytest.approx(scores_of(first), rel=1e-9)
+    assert kept_by(second) == kept_by(first)
+
+
+@pytest.mark.parametrize("options", [{}, {"persist": False}, {"max_clusters": 1}], ids=str)
+def test_algorithm_1_seats_its_own_first_client(options: dict[str, Any]) -> None:
+    """With scoring=sequential cold_start has no effect."""
+    updates, global_params, initial, concentration = cold_federation()
+    seat, score = (
+        BayBFed(scoring="sequential", cold_start=cold_start, **options)
+        for cold_start in ("seat", "score")
+    )
+    state = other_state = start(seat, initial, concentration)
+    for index in range(3):
+        view = view_of(global_params, initial, range(len(updates)), index)
+        outcome, state = seat.aggregate(updates, state, view)
+        other, other_state = score.aggregate(updates, other_state, view)
+        assert scores_of(outcome) == scores_of(other)
+        assert torch.equal(outcome.details["cluster"], other.details["cluster"])
+        assert torch.equal(state["clusters"], other_state["clusters"])
+        assert state["posterior"] == other_state["posterior"]
+
+
+def test_a_cold_start_of_one_client_keeps_none() -> None:
+    """It is scored against its own cluster and a new one; its score is the mean."""
+    update = MODELS_1[:1] - GLOBAL_1
+    rounds = replayed(MODELS_1[:1], GLOBAL_1, INITIAL_1, persist=False)
+    oracle = Oracle(INITIAL_1.tolist(), same_c(1), persist=False)
+    for _ in range(3):
+        outcome, clusters = next(rounds)
+        verdict = oracle.round(update.tolist(), [0], GLOBAL_1.tolist())
+        assert scores_of(outcome) == pytest.approx(verdict.scores, rel=1e-9)
+        assert scores_of(outcome)[0] > 0
+        assert kept_by(outcome) == []
+        assert outcome.update.tolist() == [0] * 4
+        assert len(clusters) == 1
+
+
+@pytest.mark.parametrize("error_floor", [0.5, 0.0])
+@pytest.mark.parametrize(("n_zeros", "kept"), [(1, True), (2, False)])
+def test_a_cold_start_with_clients_that_send_nothing(
+    n_zeros: int, kept: bool, error_floor: float
+) -> None:
+    """p and every q are uniform over a constant x: one of score 0 is kept, two are alike.
+
+    Without a floor their clusters are spikes, at which all others score high.
+    """
+    updates, global_params, initial, _ = cold_federation()
+    updates[:n_zeros] = 0
+    outcome, state = first_round(updates, global_params, initial, error_floor=error_floor)
+    scores = scores_of(outcome)
+    assert scores[:n_zeros] == [0] * n_zeros
+    assert all(0 < score <= LARGEST for score in scores[n_zeros:])
+    assert [i in kept_by(outcome) for i in range(n_zeros)] == [kept] * n_zeros
+    assert outcome.update.isfinite().all()
+    assert state["clusters"].isfinite().all()
+    assert (state["clusters"][:, 1] > 0).all()
+    if error_floor == 0:
+        assert min(scores[n_zeros:]) > 0.75
+
+
+@pytest.mark.parametrize("options", [{}, {"error_floor": 0.0}, {"weights": "model"}], ids=str)
+@pytest.mark.parametrize("bins", [2048, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "hostile", ["huge", "along", "against", "one coordinate", "tiny", "global model of zeros"]
+)
+def test_a_cold_start_survives_hostile_rows(
+    hostile: str, dtype: torch.dtype, bins: int, options: dict[str, Any]
+) -> None:
+    """In each of two rounds, the clusters being forgotten between them."""
+    updates, global_params, initial, _ = cold_federation()
+    if hostile == "huge":
+        updates[2] = 3e38 * updates[2].sign()
+    elif hostile in ("along", "against"):
+        updates[2] = (1e6 if hostile == "along" else -1e6) * global_params
+    elif hostile == "one coordinate":
+        updates[2, 7] = 3e38
+    elif hostile == "tiny":
+        updates[2] = 1e-38
+    else:
+        global_params = torch.zeros_like(global_params)
+    defense = BayBFed(persist=False, bins=bins, **options)
+    state = defense.init()
+    for index in range(2):
+        view = view_of(global_params.to(dtype), initial.to(dtype), range(len(updates)), index)
+        outcome, state = defense.aggregate(updates.to(dtype), state, view)
+        assert all(0 <= score <= LARGEST for score in scores_of(outcome))
+        assert len(kept_by(outcome)) < len(updates)
+        assert outcome.update.isfinite().all()
+        assert outcome.details["base_measure"].isfinite().all()
+        assert state["clusters"].isfinite().all()
+        assert (state["clusters"][:, 1] > 0).all()
+        assert len(state["clusters"]) == len(updates)
+
+
 @pytest.mark.parametrize("n", [2, 3, 10])
-def test_clients_all_alike_are_all_dropped(n: int) -> None:
-    updates = (MODELS_1[2] - GLOBAL_1).expand(n, -1)
-    outcome, _ = first_round(updates, GLOBAL_1, INITIAL_1)
-    assert scores_of(outcome) == pytest.approx([scores_of(outcome)[0]] * n, rel=1e-12)
-    assert scores_of(outcome)[0] > 0
-    assert kept_by(outcome) == []
-    assert outcome.update.tolist() == [0] * 4
-    assert outcome.weights.tolist() == [0] * n
+@pytest.mark.parametrize("options", [{}, {"cold_start": "score"}, {"max_clusters": 2}], ids=str)
+def test_clients_all_alike_are_all_dropped(options: dict[str, Any], n: int) -> None:
+    """In a cold start and in the round after it."""
+    rounds = replayed(MODELS_1[2].expand(n, -1), GLOBAL_1, INITIAL_1, **options)
+    for _ in range(2):
+        outcome, clusters = next(rounds)
+        assert scores_of(outcome) == pytest.approx([scores_of(outcome)[0]] * n, rel=1e-12)
+        assert 0 < scores_of(outcome)[0] <= LARGEST
+        assert kept_by(outcome) == []
+        assert outcome.update.tolist() == [0] * 4
+        assert outcome.weights.tolist() == [0] * n
+        assert clusters.isfinite().all()
 
 
 def test_clients_alike_with_another_c_are_told_apart() -> None:
@@ -523,12 +831,13 @@ def test_two_values_far_apart(spread: float) -> None:
     assert worst_error(rounds, spread, torch.float64) < 1e-5
 
 
+@pytest.mark.parametrize("cold_start", ["seat", "score"])
 @pytest.mark.parametrize("cosine", ["distance", "angular"])
-def test_models_are_scored_on_every_coordinate(cosine: str) -> None:
+def test_models_are_scored_on_every_coordinate(cosine: str, cold_start: str) -> None:
     """There p sits on few of them."""
     rounds = [heavy_tailed(6, 2500, seed=5)]
-    error = worst_error(rounds, 0.05, torch.float64, weights="model", cosine=cosine, bins=64)
-    assert error < 1e-9
+    options = {"weights": "model", "cosine": cosine, "cold_start": cold_start, "bins": 64}
+    assert worst_error(rounds, 0.05, torch.float64, **options) < 1e-9
 
 
 # The claim of the paper in miniature, and its limits.
@@ -536,8 +845,8 @@ def test_models_are_scored_on_every_coordinate(cosine: str) -> None:
 
 def campaign(
     seed: int, n_malicious: int, cosine: float, norm: float, n_rounds: int = 3
-) -> tuple[float, float]:
-    """Shares of the malicious and of the honest clients kept, after the first round.
+) -> list[Aggregate]:
+    """What the rounds, of which the first is a cold start, make of malicious and honest clients.
 
     Honest updates have norm 1 and cosine -.1 to the global model, each within a few percent, and a
     direction in common; malicious ones another direction and the norm and cosine given.
@@ -553,8 +862,7 @@ def campaign(
     global_params = initial + 0.1 * rng.standard_normal(p)
     along = global_params / np.linalg.norm(global_params)
     defense = BayBFed()
-    state = defense.init()
-    kept = np.zeros((n_rounds, n))
+    state, outcomes = defense.init(), []
     for index in range(n_rounds):
         aims = [across(rng.standard_normal(p)) for _ in range(2)]
         rows = []
@@ -569,31 +877,48 @@ def campaign(
             torch.tensor(global_params), torch.tensor(initial), range(n), index, 10 * seed + index
         )
         outcome, state = defense.aggregate(updates, state, view)
-        kept[index, kept_by(outcome)] = 1
-    later = kept[1:]
-    return later[:, :n_malicious].sum() / max(later[:, :n_malicious].size, 1), later[
-        :, n_malicious:
-    ].mean()
+        outcomes.append(outcome)
+    return outcomes
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("cosine", "n_malicious"), [(0.3, 4), (-0.4, 4), (-0.1, 8), (-0.4, 8)])
+def kept_shares(outcomes: Sequence[Aggregate], n_malicious: int) -> tuple[float, float]:
+    """Of the malicious clients, who come first, and of the honest ones, over all rounds."""
+    kept = np.array([outcome.accepted for outcome in outcomes])  # [rounds, N]
+    malicious, honest = kept[:, :n_malicious], kept[:, n_malicious:]
+    return malicious.sum() / max(malicious.size, 1), honest.mean()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("cosine", "n_malicious"), [(0.3, 4), (-0.1, 4), (-0.4, 4), (0.3, 6), (-0.4, 8)]
+)
 def test_scaled_updates_are_rejected(cosine: float, n_malicious: int, seed: int) -> None:
-    malicious_kept, honest_kept = campaign(seed, n_malicious, cosine, norm=3)
-    assert malicious_kept == 0
-    assert honest_kept > 0.8
+    """From the first round on."""
+    outcomes = campaign(seed, n_malicious, cosine, norm=3)
+    assert kept_shares(outcomes, n_malicious) == (0, 1)
+
+
+def test_many_attackers_are_ranked_but_some_pass_below_the_mean() -> None:
+    """8 of 20, all as far from the global model as the honest: the mean is between their scores."""
+    outcomes = [outcome for seed in range(8) for outcome in campaign(seed, 8, -0.1, norm=3)]
+    for outcome in outcomes:
+        scores = scores_of(outcome)
+        assert min(scores[:8]) > max(scores[8:])
+    malicious_kept, honest_kept = kept_shares(outcomes, 8)
+    assert 0 < malicious_kept < 0.05
+    assert honest_kept == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_without_an_attack_honest_clients_are_rejected(seed: int) -> None:
     """Someone is always above the mean."""
-    _, honest_kept = campaign(seed, 0, 0, 1)
+    _, honest_kept = kept_shares(campaign(seed, 0, 0, 1), 0)
     assert 0.3 < honest_kept < 0.7
 
 
 def test_an_attacker_of_honest_norm_and_cosine_is_kept_like_anyone() -> None:
-    shares = [campaign(seed, 6, -0.1, 1) for seed in range(8)]
-    malicious_kept, honest_kept = np.mean(shares, axis=0)
+    outcomes = [outcome for seed in range(8) for outcome in campaign(seed, 6, -0.1, 1)]
+    malicious_kept, honest_kept = kept_shares(outcomes, 6)
     assert malicious_kept > 0.3
     assert malicious_kept == pytest.approx(honest_kept, abs=0.2)
 
@@ -601,7 +926,7 @@ def test_an_attacker_of_honest_norm_and_cosine_is_kept_like_anyone() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_an_attacker_along_the_global_model_replaces_the_honest(seed: int) -> None:
     """Of honest norm but closer to the global model than they are: less suspicious than they."""
-    malicious_kept, honest_kept = campaign(seed, 4, 0.3, 1)
+    malicious_kept, honest_kept = kept_shares(campaign(seed, 4, 0.3, 1), 4)
     assert malicious_kept == 1
     assert honest_kept < 0.1
 
@@ -656,7 +981,7 @@ def test_bins_of_the_smallest_and_largest_numbers(value: float, everywhere: bool
 
 def drawn(ids: Sequence[int], seed: int, **options: Any) -> tuple[dict[int, float], Any]:
     """c of new clients, by what it makes of H: of zeros, H = c / (c + 2) * 2. And the state."""
-    defense = BayBFed(**options)
+    defense = BayBFed(cold_start="score", **options)  # faster, for hundreds of clients
     initial = torch.tensor([1.0, 3.0])
     view = view_of(torch.ones(2), initial, ids, seed=seed)
     outcome, state = defense.aggregate(torch.zeros(len(ids), 2), defense.init(), view)
@@ -746,15 +1071,16 @@ def test_a_cluster_keeps_its_number(scoring: str, max_clusters: int | None) -> N
         assert numbers == (newest if max_clusters is None else newest[-max_clusters:])
 
 
-@pytest.mark.parametrize("options", [{}, {"scoring": "sequential", "max_clusters": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"cold_start": "score"}, {"persist": False}, {"scoring": "sequential", "max_clusters": 2}],
+    ids=str,
+)
 def test_state_survives_a_checkpoint(options: dict[str, Any]) -> None:
     defense = BayBFed(**options)
     kept, restored = defense.init(), defense.init()
     for index in range(3):
-        file = io.BytesIO()
-        torch.save(restored, file)
-        file.seek(0)
-        restored = torch.load(file, weights_only=True)
+        restored = through_a_file(restored)
         updates = normal(3, 4, seed=index)
         there, kept = defense.aggregate(
             updates, kept, view_of(GLOBAL_2, INITIAL_2, [5, index, 9], index, index)
@@ -777,6 +1103,7 @@ def test_state_survives_a_checkpoint(options: dict[str, Any]) -> None:
     "options",
     [
         {},
+        {"cold_start": "score"},
         {"scoring": "sequential"},
         {"weights": "model"},
         {"cosine": "similarity", "sigma0_sq": "auto"},
@@ -811,6 +1138,7 @@ def test_a_huge_row_is_survived(
         ("weights", "other"),
         ("cosine", "other"),
         ("scoring", "other"),
+        ("cold_start", "other"),
         ("tau", "other"),
         ("assign", "other"),
         ("score", "other"),
