@@ -201,16 +201,21 @@ def clients_of(weights: Weights, base_measure: Tensor) -> list[Client]:
     return [Client(row, *values) for row, values in enumerate(rows)]
 
 
-def lower_group(scores: Tensor, separation: float) -> Tensor:
-    """Who is in the lower of two groups of scores [n]; everybody if there is only one group.
+def without_upper_group(scores: Tensor, separation: float, spread: float) -> Tensor:
+    """Who stays [n] if there may be one group of scores or two. Ours, not the paper's.
 
-    Ours, not the paper's. Exact 2-means of the logarithms, since attackers' scores differ from the
-    others' by a factor. There are two groups if at least the share `separation` of the variance
-    lies between them: of many values of one normal distribution it is 0.64, of a uniform one 0.75.
+    Of the logarithms of the scores, since attackers' differ from the others' by a factor:
+
+    - two groups, if exact 2-means explains at least `separation` of the variance (adjusted for n,
+      as R^2 is for two parameters: a few values always fall apart): the lower group stays;
+    - one group, if their standard deviation is at most `spread`: everybody stays;
+    - neither is clear: who is below the mean score stays, as in the paper.
     """
     logs = scores.clamp_min(math.sqrt(NO_DIVERGENCE)).log()
     (gap,), lower = two_means(logs[:, None])
     n, n_lower = len(logs), int(lower.sum())
-    between = n_lower * (n - n_lower) * gap**2
-    total = n * ((logs - logs.mean()) ** 2).sum()
-    return lower[:, 0] if total > 0 and between >= separation * total else scores >= 0
+    total = ((logs - logs.mean()) ** 2).sum()
+    within = total - n_lower * (n - n_lower) / n * gap**2
+    if n > 3 and total > 0 and within / (n - 3) <= (1 - separation) * total / (n - 1):
+        return lower[:, 0]
+    return scores < (math.inf if total <= n * spread**2 else scores.mean())

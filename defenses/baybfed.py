@@ -70,9 +70,9 @@ from fedbench.defenses._baybfed import (
     every_point,
     log_normal,
     log_shares,
-    lower_group,
     normal_of,
     products,
+    without_upper_group,
 )
 from fedbench.ops import middle
 from fedbench.rng import derive
@@ -115,7 +115,8 @@ class BayBFed(Defense):
     max_clusters: int | None = 256  # the oldest makes room; None: no limit
     filter: str = "text"  # below the threshold and unlike others; pseudocode: either
     threshold: str = "mean"  # of all scores; groups: ours, between two groups if there are two
-    separation: float = 0.85  # of groups: least share of the variance that lies between two
+    separation: float = 0.8  # share of the scores' variance between two groups, at least
+    spread: float = 0.7  # standard deviation of log scores in one group, at most
     c: float = 5.0  # concentration: clients start at a draw from Poisson(c)
     bins: int = 2048  # points that stand for the coordinates if these are more
 
@@ -137,6 +138,8 @@ class BayBFed(Defense):
             raise ValueError(f"c must be above 0 and at most 1e6, got {self.c}")
         if not 0 < self.separation < 1:
             raise ValueError(f"separation must be between 0 and 1, got {self.separation}")
+        if not 0 <= self.spread <= 1e6:
+            raise ValueError(f"spread must be between 0 and 1e6, got {self.spread}")
         if self.bins < 2:
             raise ValueError(f"bins must be at least 2, got {self.bins}")
 
@@ -288,5 +291,7 @@ class BayBFed(Defense):
             low = scores < scores.mean()
         else:
             low = torch.zeros_like(unlike_others)
-            low[unlike_others] = lower_group(scores[unlike_others], self.separation)
+            low[unlike_others] = without_upper_group(
+                scores[unlike_others], self.separation, self.spread
+            )
         return low & unlike_others if self.filter == "text" else low | unlike_others
