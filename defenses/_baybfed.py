@@ -215,7 +215,7 @@ def without_upper_group(scores: Tensor, separation: float, spread: float) -> Ten
     (gap,), lower = two_means(logs[:, None])
     n, n_lower = len(logs), int(lower.sum())
     total = ((logs - logs.mean()) ** 2).sum()
-    within = total - n_lower * (n - n_lower) / n * gap**2
+    within = total - n_lower * (n - n_lower) / max(n, 1) * gap**2
     if n > 3 and total > 0 and within / (n - 3) <= (1 - separation) * total / (n - 1):
         return lower[:, 0]
     return scores < (math.inf if total <= n * spread**2 else scores.mean())
