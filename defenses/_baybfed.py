@@ -206,8 +206,9 @@ def without_upper_group(scores: Tensor, separation: float, spread: float) -> Ten
 
     Of the logarithms of the scores, since attackers' differ from the others' by a factor:
 
-    - two groups, if exact 2-means explains at least `separation` of the variance (adjusted for n,
-      as R^2 is for two parameters: a few values always fall apart): the lower group stays;
+    - two groups, if the centres of exact 2-means are more than `spread` apart and explain at least
+      `separation` of the variance (adjusted for n, as R^2 is for two parameters, since a few values
+      always fall apart): the lower group stays;
     - one group, if their standard deviation is at most `spread`: everybody stays;
     - neither is clear: who is below the mean score stays, as in the paper.
     """
@@ -216,6 +217,6 @@ def without_upper_group(scores: Tensor, separation: float, spread: float) -> Ten
     n, n_lower = len(logs), int(lower.sum())
     total = ((logs - logs.mean()) ** 2).sum()
     within = total - n_lower * (n - n_lower) / max(n, 1) * gap**2
-    if n > 3 and total > 0 and within / (n - 3) <= (1 - separation) * total / (n - 1):
+    if n > 3 and gap > spread and within / (n - 3) <= (1 - separation) * total / (n - 1):
         return lower[:, 0]
     return scores < (math.inf if total <= n * spread**2 else scores.mean())

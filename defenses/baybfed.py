@@ -116,7 +116,7 @@ class BayBFed(Defense):
     filter: str = "text"  # below the threshold and unlike others; pseudocode: either
     threshold: str = "mean"  # of all scores; groups: ours, between two groups if there are two
     separation: float = 0.8  # share of the scores' variance between two groups, at least
-    spread: float = 0.7  # standard deviation of log scores in one group, at most
+    spread: float = 0.7  # of log scores: deviation in one group, least distance of two
     c: float = 5.0  # concentration: clients start at a draw from Poisson(c)
     bins: int = 2048  # points that stand for the coordinates if these are more
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
+from fedbench.defenses._baybfed import without_upper_group
 
 BayBFed: Any = DEFENSES.get("baybfed")
 
@@ -259,6 +260,84 @@ def test_filter(wanted: list[float], text: list[int], pseudocode: list[int]) -> 
         assert kept_by(outcome) == expected
         total = updates[expected].mean(dim=0) if expected else torch.zeros(4).double()
         assert torch.allclose(outcome.update, total, rtol=1e-12)
+
+
+def stay_by_groups(scores: Sequence[float], separation: float, spread: float) -> list[bool]:
+    """threshold=groups by its definition, every split tried."""
+    logs = [math.log(max(score, 1e-10)) for score in scores]
+    n, ordered = len(logs), sorted(logs)
+
+    def squares(values: Sequence[float]) -> float:
+        mean = math.fsum(values) / len(values)
+        return math.fsum((value - mean) ** 2 for value in values)
+
+    if n > 3:
+        within, n_lower = min((squares(ordered[:k]) + squares(ordered[k:]), k) for k in range(1, n))
+        explained = 1 - (within / (n - 3)) / (squares(ordered) / (n - 1))
+        low, high = ordered[:n_lower], ordered[n_lower:]
+        apart = math.fsum(high) / len(high) - math.fsum(low) / len(low)
+        if explained >= separation and apart > spread:
+            return [value <= ordered[n_lower - 1] for value in logs]
+    if math.sqrt(squares(logs) / n) <= spread:
+        return [True] * n
+    return [score < math.fsum(scores) / n for score in scores]
+
+
+@pytest.mark.parametrize(
+    ("scores", "stay"),
+    [
+        # Logs 0 0 0 3 3: squares between 10.8 of 10.8. Two groups.
+        ([1, 1.001, 0.999, 20, 20.001], [0, 1, 2]),
+        ([1, 1.001, 0.999, 1.9, 1.901], [0, 1, 2, 3, 4]),  # log 1.9 = .64: too near for two
+        # Logs 0 .2 .4 .6 .8 1: 1.4 of 1.75 between, adjusted 1 - .2 * 5 / 3 = .67; deviation .34.
+        (list(np.exp(np.arange(6) / 5)), [0, 1, 2, 3, 4, 5]),
+        # Logs 0 1 2 3 4 5: the same five times as wide, deviation 1.7; mean e^5 (1.58) / 6 = 39.
+        (list(np.exp(np.arange(6))), [0, 1, 2, 3]),
+        ([1, 1.1, 50], [0, 1]),  # too few for groups, too wide for one: below the mean
+        ([1, 1.1, 1.2], [0, 1, 2]),
+        ([5], [0]),
+        ([0, 2e-11, 5e-11, 1e-10, 1, 1.1], [0, 1, 2, 3]),  # below 1e-10 all count as 1e-10
+    ],
+)
+def test_groups_by_hand(scores: list[float], stay: list[int]) -> None:
+    found = without_upper_group(doubles(scores)[0], 0.8, 0.7)
+    assert found.nonzero()[:, 0].tolist() == stay
+    assert stay_by_groups(scores, 0.8, 0.7) == found.tolist()
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n_low=st.integers(1, 20),
+    n_high=st.integers(0, 20),
+    apart=st.floats(0, 6),
+    separation=st.floats(0.5, 0.95),
+    spread=st.floats(0.1, 2),
+)
+def test_groups_against_the_definition(
+    seed: int, n_low: int, n_high: int, apart: float, separation: float, spread: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    logs = np.concatenate([rng.normal(-9, 0.5, n_low), rng.normal(-9 + apart, 0.5, n_high)])
+    scores = np.exp(rng.permutation(logs))
+    found = without_upper_group(torch.tensor(scores), separation, spread)
+    assert found.tolist() == stay_by_groups(scores.tolist(), separation, spread)
+    louder = without_upper_group(torch.tensor(1000 * scores), separation, spread)
+    assert torch.equal(louder, found)  # groups differ by a factor
+
+
+def test_groups_are_those_of_scores_unlike_all_others() -> None:
+    """Two that tie are dropped, and are no group that others are compared with."""
+    options = {"threshold": "groups", "sigma0_sq": 1.0, "error_floor": 0.0, "cold_start": "score"}
+    wanted = [0.001, 0.001, 4, 4.1, 4.2, 4.3, 4.4]
+    rows = [update_of_score(0.005 * score, options) for score in wanted]
+    across = doubles([0, 0, 0, 1])[0]
+    outcome, _ = first_round(torch.stack(rows), across, FAR, **options)
+    assert kept_by(outcome) == [2, 3, 4, 5, 6]
+    outcome, _ = first_round(torch.stack(rows[:2]), across, FAR, **options)
+    assert kept_by(outcome) == []  # nobody is left to form a group
+    outcome, _ = first_round(torch.stack(rows), across, FAR, filter="pseudocode", **options)
+    assert kept_by(outcome) == [2, 3, 4, 5, 6]
 
 
 OPTIONS: dict[str, st.SearchStrategy[Any]] = {
@@ -844,7 +923,7 @@ def test_models_are_scored_on_every_coordinate(cosine: str, cold_start: str) -> 
 
 
 def campaign(
-    seed: int, n_malicious: int, cosine: float, norm: float, n_rounds: int = 3
+    seed: int, n_malicious: int, cosine: float, norm: float, n_rounds: int = 3, **options: Any
 ) -> list[Aggregate]:
     """What the rounds, of which the first is a cold start, make of malicious and honest clients.
 
@@ -861,7 +940,7 @@ def campaign(
     initial = 0.1 * rng.standard_normal(p)
     global_params = initial + 0.1 * rng.standard_normal(p)
     along = global_params / np.linalg.norm(global_params)
-    defense = BayBFed()
+    defense = BayBFed(**options)
     state, outcomes = defense.init(), []
     for index in range(n_rounds):
         aims = [across(rng.standard_normal(p)) for _ in range(2)]
@@ -909,6 +988,16 @@ def test_many_attackers_are_ranked_but_some_pass_below_the_mean() -> None:
     assert honest_kept == 1
 
 
+def test_groups_are_told_apart_where_the_mean_is_between_scores_of_attackers() -> None:
+    for seed in range(8):
+        assert kept_shares(campaign(seed, 8, -0.1, 3, threshold="groups"), 8) == (0, 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_keep_everybody_without_an_attack(seed: int) -> None:
+    assert kept_shares(campaign(seed, 0, 0, 1, threshold="groups"), 0) == (0, 1)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_without_an_attack_honest_clients_are_rejected(seed: int) -> None:
     """Someone is always above the mean."""
@@ -931,14 +1020,14 @@ def test_an_attacker_along_the_global_model_replaces_the_honest(seed: int) -> No
     assert honest_kept < 0.1
 
 
-def with_a_decoy(decoy: bool) -> list[tuple[int, int]]:
+def with_a_decoy(decoy: bool, **options: Any) -> list[tuple[int, int]]:
     """How many of 6 malicious and 24 honest clients each round keeps; attacks from round 3."""
     n, p = 30, 3000
     rng = torch.Generator().manual_seed(0)
     global_params = 0.05 * torch.randn(p, generator=rng) + 0.01
     initial = 0.05 * torch.randn(p, generator=rng)
     aim, other_aim = torch.randn(2, p, generator=rng)
-    defense = BayBFed()
+    defense = BayBFed(**options)
     state, kept = defense.init(), []
     for index in range(7):
         updates = 0.01 * (0.5 * aim + torch.randn(n, p, generator=rng))
@@ -952,12 +1041,15 @@ def with_a_decoy(decoy: bool) -> list[tuple[int, int]]:
     return kept
 
 
-def test_a_sacrificed_client_lets_its_accomplices_in_and_then_keeps_the_honest_out() -> None:
-    """The mean is not robust, and a long update along the global model has no error."""
-    assert with_a_decoy(False)[3:] == [(0, 24)] * 4
-    first, *later = with_a_decoy(True)[3:]
+@pytest.mark.parametrize("threshold", ["mean", "groups"])
+def test_a_sacrificed_client_lets_accomplices_in_and_then_keeps_the_honest_out(
+    threshold: str,
+) -> None:
+    """It lifts the mean and is a group of its own; along the global model it has no error."""
+    assert with_a_decoy(False, threshold=threshold)[3:] == [(0, 24)] * 4
+    first, *later = with_a_decoy(True, threshold=threshold)[3:]
     assert first == (5, 24)
-    assert all(honest <= 3 for _, honest in later)
+    assert all(honest <= 4 for _, honest in later)
 
 
 @pytest.mark.parametrize("value", [1e-45, 1e-42, 1e-38, 1e30, 3e38])
@@ -1143,6 +1235,13 @@ def test_a_huge_row_is_survived(
         ("assign", "other"),
         ("score", "other"),
         ("filter", "other"),
+        ("threshold", "other"),
+        ("separation", 0.0),
+        ("separation", 1.0),
+        ("separation", math.nan),
+        ("spread", -0.1),
+        ("spread", math.nan),
+        ("spread", math.inf),
         ("sigma0_sq", "other"),
         ("sigma0_sq", 0.0),
         ("sigma0_sq", -9.0),
@@ -1170,7 +1269,15 @@ def test_wrong_settings_are_refused(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("error_floor", 0.0), ("max_clusters", 1), ("c", 0.1), ("bins", 2), ("sigma0_sq", "auto")],
+    [
+        ("error_floor", 0.0),
+        ("max_clusters", 1),
+        ("c", 0.1),
+        ("bins", 2),
+        ("sigma0_sq", "auto"),
+        ("spread", 0.0),
+        ("threshold", "groups"),
+    ],
 )
 def test_settings_at_their_limits_work(name: str, value: Any) -> None:
     defense = BayBFed(**{name: value})
