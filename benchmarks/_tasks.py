@@ -33,7 +33,7 @@ def prepared(model: str, data: Dataset, folder: Path, threads: int) -> Task:
     task = Task(
         file=str(folder / "task.pt"),
         model=model,
-        n_clients=CONFIG.n_clients,
+        n_clients=len(order.jobs),
         batch_size=CONFIG.batch_size,
         lr=CONFIG.lr,
         momentum=CONFIG.momentum,

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -17,6 +17,7 @@ from fedbench.machine import jobs
 
 RESULTS = 4  # raise it when the same settings give other numbers, or checkpoints hold other things
 PARTITIONS = ("main_class", "dirichlet", "natural")
+SPLIT_BY = {"main_class": "non_iid", "dirichlet": "dirichlet_alpha"}  # the setting each goes by
 MALICIOUS = ("fixed", "sampled")
 # Neither where things lie, nor how a run is watched or spread over devices, changes its numbers.
 NO_EFFECT = ("name", "out", "tracker", "executor.devices", "dataset.root", "pretrained")
@@ -52,7 +53,7 @@ class RunConfig:
     pdr: float = 0.5
     pdr_step: float = 0.0
     pdr_end: float | None = None
-    n_clients: int = 30
+    n_clients: Any = 30  # or [fewest, most]; OmegaConf has no type for a number or a list
     pool: int | None = None
     partition: str = "main_class"
     non_iid: float = 0.5
@@ -60,6 +61,7 @@ class RunConfig:
 
     pretrained: str | None = None
     pretrain_rounds: int = 20
+    pretrain_non_iid: float | None = None
     rounds: int = 10
     attack_start: int = 0
     attack_rounds: list[int] | None = None
@@ -76,9 +78,55 @@ class RunConfig:
     name: str = "default"
     out: str = "runs"
 
+    def __post_init__(self) -> None:
+        # `${oc.env:N}` is a string, which OmegaConf turns into a number for typed settings only.
+        if isinstance(self.n_clients, str) and self.n_clients.isdecimal():
+            self.n_clients = int(self.n_clients)
+
+    @property
+    def client_counts(self) -> range:
+        """Every number of clients that a round may have, from the fewest to the most."""
+        ranged = isinstance(self.n_clients, list)
+        fewest, most = self.n_clients if ranged else (self.n_clients, self.n_clients)
+        return range(fewest, most + 1)
+
+    @property
+    def fewest_clients(self) -> int:
+        return self.client_counts[0]
+
+    @property
+    def most_clients(self) -> int:
+        return self.client_counts[-1]
+
+    def n_clients_in(self, index: int) -> int:
+        """How many clients a round has: of a range, a draw by the seed and the round alone."""
+        counts = self.client_counts
+        if len(counts) == 1:
+            return counts[0]
+        import torch  # here, for a quick `fedbench.report`
+
+        from fedbench.rng import generator
+
+        rng = generator(self.seed, "n_clients", index)
+        return counts[int(torch.randint(len(counts), (), generator=rng))]
+
     @property
     def pool_size(self) -> int:
-        return self.n_clients if self.pool is None else self.pool
+        return self.most_clients if self.pool is None else self.pool
+
+    @property
+    def pretraining(self) -> RunConfig:
+        """The settings by which the clients of the benign rounds hold their samples."""
+        trained = self.pretrain_rounds > 0 and self.pretrained is None
+        if not trained or self.pretrain_non_iid is None or self.partition == "natural":
+            return self
+        return replace(self, partition="main_class", non_iid=self.pretrain_non_iid)
+
+    @property
+    def split(self) -> tuple[str, float | None]:
+        """The partition and the one setting that it goes by: what decides who holds what."""
+        key = SPLIT_BY.get(self.partition)
+        return self.partition, None if key is None else getattr(self, key)
 
     @property
     def title(self) -> str:
@@ -117,7 +165,9 @@ class RunConfig:
         """Raises a UserError that names the first value out of range, and the range."""
         for key in ("pmr", "pdr", "non_iid"):
             self._require(key, 0 <= getattr(self, key) <= 1, "between 0 and 1")
-        for key in ("n_clients", "rounds", "evaluate_every", "local_epochs", "batch_size"):
+        shared = self.pretrain_non_iid is None or 0 <= self.pretrain_non_iid <= 1
+        self._require("pretrain_non_iid", shared, "between 0 and 1, or null")
+        for key in ("rounds", "evaluate_every", "local_epochs", "batch_size"):
             self._require(key, getattr(self, key) >= 1, "at least 1")
         for key in ("pretrain_rounds", "attack_start", "seed", "momentum", "weight_decay"):
             self._require(key, 0 <= getattr(self, key) < math.inf, "0 or more, and finite")
@@ -125,12 +175,20 @@ class RunConfig:
             self._require(key, 0 < getattr(self, key) < math.inf, "above 0, and finite")
         clips = self.clip_grad is None or 0 < self.clip_grad < math.inf
         self._require("clip_grad", clips, "above 0, and finite, or null")
-        self._require("pool", self.pool_size >= self.n_clients, f"n_clients={self.n_clients} up")
+        self._check_clients()
         self._require("malicious", self.malicious in MALICIOUS, f"one of {', '.join(MALICIOUS)}")
         self._check_schedule()
         self._require("partition", self.partition in PARTITIONS, f"one of {', '.join(PARTITIONS)}")
         named = self.name not in ("", ".", "..") and "/" not in self.name
         self._require("name", named and not self.name.startswith("."), "a folder name")
+
+    def _check_clients(self) -> None:
+        ends = self.n_clients if isinstance(self.n_clients, list) else [self.n_clients] * 2
+        numbers = len(ends) == 2 and all(type(n) is int for n in ends)  # True is none
+        what = "a whole number of at least 1, or a range [fewest, most] of such numbers"
+        self._require("n_clients", numbers and 1 <= ends[0] <= ends[1], what)
+        least = f"at least {self.most_clients}, for n_clients={self.n_clients}"
+        self._require("pool", self.pool_size >= self.most_clients, least)
 
     def _check_schedule(self) -> None:
         self._require("pdr_step", math.isfinite(self.pdr_step), "finite")
@@ -151,7 +209,10 @@ class RunConfig:
 
     def _require(self, key: str, holds: bool, what: str) -> None:
         if not holds:
-            raise UserError(f"{key}={getattr(self, key)}: must be {what}")
+            value = getattr(self, key)
+            plain = value is not None and not isinstance(value, bool | list)
+            given = value if plain else json.dumps(value)  # null, true: as the user wrote it
+            raise UserError(f"{key}={given}: must be {what}")
 
     def run_id(self, versions: Mapping[str, int | str]) -> str:
         """The defense and a short hash of what affects the result."""
@@ -160,11 +221,20 @@ class RunConfig:
 
     def pretrain_id(self) -> str:
         """A short hash of what the benign rounds before round 0 depend on."""
-        settings = self._without(NO_EFFECT + NO_EFFECT_BEFORE_ROUND_0)
+        held = self.pretraining
+        # What the partition does not go by stands at its default, whatever the run has.
+        unread = [key for name, key in SPLIT_BY.items() if name != held.partition]
+        held = replace(held, **{key: getattr(RunConfig, key) for key in unread})
+        settings = held._without(NO_EFFECT + NO_EFFECT_BEFORE_ROUND_0)
         return _digest({**settings, "results": RESULTS})
 
     def _without(self, keys: tuple[str, ...]) -> dict[str, Any]:
+        """The settings without some, and alike where they are two ways to say the same."""
         settings = asdict(self) | {"pool": self.pool_size}
+        if len(self.client_counts) == 1:
+            settings["n_clients"] = self.fewest_clients
+        if self.pretraining.split == self.split:
+            del settings["pretrain_non_iid"]
         for key in keys:
             group, _, field_name = key.rpartition(".")
             (settings[group] if group else settings).pop(field_name, None)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from fedbench.config import RunConfig
+from fedbench.config import SPLIT_BY, RunConfig
 from fedbench.data import Dataset, Sequences, Spec
 from fedbench.metrics import IGNORED
 from fedbench.picture import BLACK, GREY, RED, legible
@@ -92,7 +92,7 @@ def write_picture(population: Population, folder: Path) -> None:
 
 
 def heading(config: RunConfig, spec: Spec) -> str:
-    key = {"main_class": "non_iid", "dirichlet": "dirichlet_alpha"}.get(config.partition)
+    key = SPLIT_BY.get(config.partition)
     setting = f"{key}={getattr(config, key):g}, " if key else ""
     setting += f"pool={config.pool_size}, seed={config.seed}"
     return f"{spec.name}, {config.partition}, {setting}"

@@ -14,11 +14,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedbench.config import RunConfig
+from fedbench.data import Dataset
 from fedbench.errors import UserError
+from fedbench.rng import numpy_generator
 
 Ints = NDArray[np.int64]
 
 MAX_DRAWS = 1000  # of Dirichlet shares, before a setting counts as hopeless
+
+
+def shards_of(config: RunConfig, dataset: Dataset) -> list[Tensor]:
+    """Client -> indices of its samples, for all clients of the pool."""
+    rng = numpy_generator(config.seed, "partition")
+    held = torch.ones(len(dataset.y_train), dtype=torch.bool)
+    held[[*dataset.reserved]] = False
+    indices = held.nonzero()[:, 0]
+    if config.partition == "natural":
+        assert dataset.owners is not None  # `Plan.check_fit` asked for them
+        shards = by_owner(dataset.owners[indices], config.pool_size, rng)
+        return [indices[shard] for shard in shards]
+    labels = dataset.y_train.cpu()[indices]
+    if config.partition == "dirichlet":
+        shards = by_dirichlet(labels, config.pool_size, config.dirichlet_alpha, rng)
+    else:
+        shards = by_main_class(labels, config.pool_size, config.non_iid, rng)
+    return [indices[shard] for shard in shards]
 
 
 def by_main_class(

@@ -52,7 +52,8 @@ class Plan:
             pretrained=None if config.pretrained is None else _file_digest(config.pretrained),
         )
         try:
-            plan.defense.check(config.n_clients)
+            for n in config.client_counts:
+                plan.defense.check(n)
         except ValueError as error:
             raise UserError(f"defense {config.defense['name']}: {error}") from error
         if source.spec is not None:
@@ -61,13 +62,25 @@ class Plan:
             raise UserError(
                 f"attack_start={config.attack_start}: must be below rounds={config.rounds}"
             )
-        key = "n_clients" if config.malicious == "fixed" else "pool_size"
-        n = getattr(config, key)
-        if attack.active and config.pmr > 0 and not share(config.pmr, n):
-            raise UserError(
-                f"pmr={config.pmr}: of {key.removesuffix('_size')}={n} that is no client"
-            )
+        if attack.active and config.pmr > 0:
+            plan._check_attackers()
         return plan
+
+    def _check_attackers(self) -> None:
+        """A UserError if pmr makes nobody malicious, or in some rounds nobody."""
+        config = self.config
+        n, whole = config.fewest_clients, f"n_clients={config.n_clients}"
+        if config.malicious == "sampled":
+            n, whole = config.pool_size, f"pool={config.pool_size}"
+        elif len(config.client_counts) > 1:
+            whole = f"{n}, the fewest of {whole},"
+        if not share(config.pmr, n):
+            raise UserError(f"pmr={config.pmr}: of {whole} that is no client")
+
+    def warning(self) -> str | None:
+        """The defense's line on the fewest clients of a round for which it promises nothing."""
+        told = map(self.defense.warning, self.config.client_counts)
+        return next((line for line in told if line is not None), None)
 
     def check_fit(self, spec: Spec) -> None:
         """A UserError for a part that does not fit the data set, or not the others."""

@@ -19,8 +19,8 @@ from fedbench.config import RunConfig, share
 from fedbench.data import Dataset
 from fedbench.errors import UserError
 from fedbench.metrics import BATCH, Probe, batch_size, count_right
-from fedbench.partition import by_dirichlet, by_main_class, by_owner
-from fedbench.rng import derive, generator, numpy_generator
+from fedbench.partition import shards_of
+from fedbench.rng import derive, generator
 from fedbench.vector import Layout
 
 
@@ -76,7 +76,10 @@ class Population:
         self.module = network
         fabric.to_device(self.module)
         self.layout = Layout(self.module)
-        self.shards = _shards(config, dataset)  # client -> indices of its samples
+        self.shards = shards_of(config, dataset)  # client -> indices of its samples
+        before = config.pretraining
+        same = before.split == config.split
+        self.pretrain_shards = self.shards if same else shards_of(before, dataset)
         order = torch.randperm(config.pool_size, generator=generator(config.seed, "malicious"))
         n_malicious = share(config.pmr, config.pool_size)
         self.malicious = order[:n_malicious].tolist()  # a larger pmr adds to those of a smaller
@@ -87,8 +90,8 @@ class Population:
 
         The draw does not depend on the attack, so that a benign run meets the same clients.
         """
-        n, seed = self.config.n_clients, self.config.seed
-        rng = generator(seed, "select", index)
+        n = self.config.n_clients_in(index)
+        rng = generator(self.config.seed, "select", index)
         if index < 0:  # pretraining: nobody has a role yet
             everyone = list(range(self.config.pool_size))
             return [Job(client, malicious=False) for client in sorted(_draw(everyone, n, rng))]
@@ -119,9 +122,13 @@ class Population:
         self.implants = implants
         self.triggered = [implant.probe(data.x_test, data.y_test) for implant in implants]
 
-    def cost(self, job: Job) -> int:
+    def held(self, order: Order, job: Job) -> Tensor:
+        """The indices of the samples that a client trains on in a round."""
+        return (self.shards if order.index >= 0 else self.pretrain_shards)[job.client]
+
+    def cost(self, order: Order, job: Job) -> int:
         """How much work a client's training is: the samples that it goes through."""
-        n, epochs = len(self.shards[job.client]), self.config.local_epochs
+        n, epochs = len(self.held(order, job)), self.config.local_epochs
         if not job.malicious:
             return n * epochs
         attack = self.attack
@@ -213,7 +220,7 @@ class Population:
         data, seed, key = self.dataset, self.config.seed, _key(order, job)
         if epoch:  # the first has the key of data sets that are the same in every epoch
             key = (*key, epoch)
-        held = self.shards[job.client].to(data.y_train.device)
+        held = self.held(order, job).to(data.y_train.device)
         x, y = data.x_train.index_select(0, held), data.y_train.index_select(0, held)
         if data.augment is not None:
             x = data.augment(x, generator(seed, "augment", *key))
@@ -271,20 +278,3 @@ def _features(module: nn.Module, dataset: Dataset, x: Tensor) -> Tensor:
 
 def _draw(items: Sequence[int], n: int, rng: torch.Generator) -> list[int]:
     return [items[i] for i in torch.randperm(len(items), generator=rng)[:n].tolist()]
-
-
-def _shards(config: RunConfig, dataset: Dataset) -> list[Tensor]:
-    rng = numpy_generator(config.seed, "partition")
-    held = torch.ones(len(dataset.y_train), dtype=torch.bool)
-    held[[*dataset.reserved]] = False
-    indices = held.nonzero()[:, 0]
-    if config.partition == "natural":
-        assert dataset.owners is not None  # `Plan.check_fit` asked for them
-        shards = by_owner(dataset.owners[indices], config.pool_size, rng)
-        return [indices[shard] for shard in shards]
-    labels = dataset.y_train.cpu()[indices]
-    if config.partition == "dirichlet":
-        shards = by_dirichlet(labels, config.pool_size, config.dirichlet_alpha, rng)
-    else:
-        shards = by_main_class(labels, config.pool_size, config.non_iid, rng)
-    return [indices[shard] for shard in shards]

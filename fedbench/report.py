@@ -8,7 +8,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,10 @@ from fedbench.runs import METRICS, STEALTH, RunResult, Value, read_runs
 NO_SHARES = ("seconds", *STEALTH)  # all other numbers are shown in per cent
 BOOKKEEPING = frozenset({*NO_EFFECT, "seed"})  # these never make two runs differ
 # What a reader asks first of a setting; the caption names those that all runs share.
-LEADING = ("dataset", "model", "attack", "pmr", "pdr", "non_iid", "n_clients", "rounds")
+LEADING = (
+    *("dataset", "model", "attack", "pmr", "pdr", "non_iid", "pretrain_non_iid", "n_clients"),
+    "rounds",
+)
 
 
 @dataclass(frozen=True)
@@ -214,14 +217,22 @@ def _mean(key: str, values: Sequence[float | None]) -> str:
     return f"{mean} ± {write(statistics.stdev(present))}" if len(present) > 1 else mean
 
 
+def _leading(config: Mapping[str, Value]) -> list[str]:
+    """LEADING without what has no effect; how samples are split in place of `non_iid`."""
+    by_class = config.get("partition", "main_class") == "main_class"
+    leading = [key if by_class or key != "non_iid" else "partition" for key in LEADING]
+    trained = config.get("pretrain_rounds") and config.get("pretrained") is None
+    if not trained or config.get("partition") == "natural":
+        leading.remove("pretrain_non_iid")
+    return leading
+
+
 def _caption(
     runs: Sequence[RunResult], keys: Sequence[str], repeated: bool, columns: Sequence[str]
 ) -> str:
     """What all the runs share, the seeds, and how to read the numbers."""
     first = runs[0].config if runs else {}
-    by_class = first.get("partition", "main_class") == "main_class"  # else non_iid is of no effect
-    leading = [key if by_class or key != "non_iid" else "partition" for key in LEADING]
-    shared = [key for key in leading if key not in keys and first.get(key) is not None]
+    shared = [key for key in _leading(first) if key not in keys and first.get(key) is not None]
     parts = [", ".join(f"{key} {show(_shown(runs[0], key))}" for key in shared)] if shared else []
     seeds = sorted({run.config["seed"] for run in runs if "seed" in run.config}, key=_natural)
     if seeds:

@@ -62,10 +62,11 @@ def _devices(plan: Plan, dataset: Dataset, n_runs: int) -> int:
     if executor.devices is not None:
         return executor.devices
     n_rounds = config.rounds + config.pretrain_rounds
-    n_labels = dataset.y_train.numel() * config.n_clients / config.pool_size
+    usual = (config.fewest_clients + config.most_clients) / 2
+    n_labels = dataset.y_train.numel() * usual / config.pool_size
     if n_labels * config.local_epochs * n_rounds < LONG:
         return 1
-    return min(machine.share(executor.accelerator, executor.threads, n_runs), config.n_clients)
+    return min(machine.share(executor.accelerator, executor.threads, n_runs), config.most_clients)
 
 
 def _n_last(plan: Plan) -> int:
@@ -186,7 +187,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
             return summary
 
         display.say(f"{config.title}  {federation.workforce}")
-        if (warning := plan.defense.warning(config.n_clients)) is not None:
+        if (warning := plan.warning()) is not None:
             display.say(f"{config.title}  warning: {warning}")
         try:
             state = start or pretraining.pretrained(config, federation, display)

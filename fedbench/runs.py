@@ -15,6 +15,8 @@ from fedbench.errors import UserError
 Value = str | int | float | None
 
 METRICS = ("BA", "MA", "TPR", "TNR", "AUC", "seconds")
+# Settings that runs of older versions do not name, and what these runs did.
+LATER = {"pretrain_non_iid": None}
 STEALTH = ("norm_ratio", "cosine", "benign_cosine")  # of poisoned updates against benign ones
 
 
@@ -90,7 +92,7 @@ def _read_config(path: Path) -> dict[str, Value]:
     config = dict(_flat(loaded)) if isinstance(loaded, dict) else {}
     if not isinstance(config.get("defense"), str):
         raise ValueError("names no defense")
-    return config
+    return {**LATER, **config}
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:

@@ -49,7 +49,7 @@ class Stacks(Trainer):
         self.module = population.module
         self.size = size
         self.records = full_precision and can_record(self.module)
-        k = min(size, population.config.n_clients)
+        k = min(size, population.config.most_clients)
         self.params = [param.new_empty(k, *param.shape) for param in population.layout.params]
         self.momenta = [torch.empty_like(param) for param in self.params]
         self._exact_loss = loss_of(self.module, population.dataset.decode)
@@ -72,7 +72,7 @@ class Stacks(Trainer):
         portions: list[list[int]] = []
         for malicious in (False, True):
             kind = [i for i, job in enumerate(order.jobs) if job.malicious is malicious]
-            kind.sort(key=lambda i: -self.population.cost(order.jobs[i]))
+            kind.sort(key=lambda i: -self.population.cost(order, order.jobs[i]))
             n_portions = math.ceil(len(kind) / self.size)
             bounds = [len(kind) * k // n_portions for k in range(n_portions + 1) if n_portions]
             portions += [kind[start:end] for start, end in itertools.pairwise(bounds)]

@@ -65,7 +65,7 @@ class Workforce:
         self.fabric = fabric
         self.population = population
         self.room: Callable[[], int] = lambda: fabric.world_size  # ranks that may work now
-        self._channels: dict[int, Channel] = {}  # the last one, by its number of clients
+        self._channel: Channel | None = None  # made for the first order
 
     def __str__(self) -> str:
         """`sequential on 2 processes`: what was chosen, for people."""
@@ -145,8 +145,8 @@ class Workforce:
         buffers = order.buffers.new_empty(n_rows, layout.n_buffers)
         out = [Rows(*row) for row in zip(updates, buffers, strict=True)]
         portions = self.trainer.portions(order)
-        costs = [sum(self.population.cost(order.jobs[i]) for i in part) for part in portions]
-        channel = self._channel(order)
+        costs = [sum(self.population.cost(order, order.jobs[i]) for i in p) for p in portions]
+        channel = self._channel_like(Rows(order.params, order.buffers))
         failure: UserError | None = None
         try:
             for place in channel.deal(portions, costs, course.n_ranks):
@@ -159,14 +159,13 @@ class Workforce:
         channel.collect(out)
         return updates, buffers
 
-    def _channel(self, order: Order) -> Channel:
-        """One for all rounds of as many clients."""
-        n = len(order.jobs)
-        if n not in self._channels:
-            like = Rows(order.params, order.buffers)
+    def _channel_like(self, like: Rows) -> Channel:
+        """One for all rounds, with room for the most clients that a round may have."""
+        if self._channel is None:
+            most = self.population.config.most_clients
             shared = Board.suits(self.fabric)
-            self._channels = {n: Board(self.fabric, like, n) if shared else Line(self.fabric, like)}
-        return self._channels[n]
+            self._channel = Board(self.fabric, like, most) if shared else Line(self.fabric, like)
+        return self._channel
 
     def _train_portion(self, order: Order, portion: Sequence[int], rows: Sequence[Rows]) -> None:
         population, jobs = self.population, [order.jobs[i] for i in portion]

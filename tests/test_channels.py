@@ -121,7 +121,7 @@ def trained(fabric: Fabric, room: int) -> tuple[str, Array, Array, list[float | 
         attack={"name": "none"},
         executor={"name": "auto"},
         tracker={"name": "none"},
-        n_clients=5,
+        n_clients=[3, 5],
         pool=40,
         local_epochs=1,
     )
@@ -133,12 +133,17 @@ def trained(fabric: Fabric, room: int) -> tuple[str, Array, Array, list[float | 
         workforce.serve()
         return None
     workforce.room = lambda: room
-    order = Order(0, population.select(0), layout.read_params(), layout.read_buffers())
-    updates, buffers = workforce.train(order)
-    measured = workforce.evaluate(order.params + updates.mean(dim=0), buffers.mean(dim=0))
-    (channel,) = workforce._channels.values()
+    start = layout.read_params(), layout.read_buffers()
+    sent, channels = [], []
+    for index in range(3):  # of 4, 5 and 3 clients
+        sent.append(workforce.train(Order(index, population.select(index), *start)))
+        channels.append(workforce._channel)
+    assert [len(updates) for updates, _ in sent] == [4, 5, 3]
+    assert channels == channels[:1] * 3, "one for all rounds: a board's memory is never given back"
+    updates, buffers = map(torch.cat, zip(*sent, strict=True))
+    measured = workforce.evaluate(start[0] + updates.mean(dim=0), buffers.mean(dim=0))
     workforce.dismiss()
-    return type(channel).__name__, updates.numpy(), buffers.numpy(), measured
+    return type(channels[0]).__name__, updates.numpy(), buffers.numpy(), measured
 
 
 @pytest.mark.slow

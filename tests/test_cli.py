@@ -52,6 +52,7 @@ KEYS = [
     "pdr_step",
     "pmr",
     "pool",
+    "pretrain_non_iid",
     "pretrain_rounds",
     "pretrained",
     "rounds",
@@ -60,7 +61,10 @@ KEYS = [
     "tracker",
     "weight_decay",
 ]
-GROUPS = ["attack", "dataset", "defense", "executor", "model", "tracker", "tuned", "tuned_attack"]
+GROUPS = [
+    *("attack", "dataset", "defense", "executor", "model", "scenario", "tracker"),
+    *("tuned", "tuned_attack"),
+]
 ROUND_KEYS = [
     "round",
     "attacked",
@@ -108,6 +112,10 @@ MISTAKES = {
     "misspelt key": (["pmrr=0.2"], ["pmrr", "did you mean pmr?"]),
     "misspelt added key": (["+pmrr=0.2"], ["pmrr", "did you mean pmr?"]),
     "no clients": (["n_clients=0"], ["n_clients=0", "at least 1"]),
+    "no number of clients": (["n_clients=abc"], ["n_clients=abc", "[fewest, most]"]),
+    "range upside down": (["n_clients=[9,4]"], ["n_clients=[9, 4]", "[fewest, most]"]),
+    "range in a sweep": (["-m", "n_clients=[4,9],[9,4]"], ["n_clients=[9, 4]", "[fewest, most]"]),
+    "unknown scenario": (["scenario=convergd"], ["scenario=convergd", "did you mean converged?"]),
     "negative share": (["pdr=-1"], ["pdr=-1", "between 0 and 1"]),
     "fewer clients than take part": (["pool=5"], ["pool=5", "n_clients=6"]),
     "too few clients": (["defense=krum", "n_clients=2"], ["N - f - 2 >= 1", "N=2, f=0"]),
@@ -310,6 +318,20 @@ def test_a_sweep_file_is_checked_and_run(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["sweeps"]
     succeed(*command, "pmr=0.2,0.4", cwd=tmp_path)
     assert len(run_folders(tmp_path / "runs")) == 2
+
+
+def test_a_sweep_over_non_iid_attacks_one_trained_model(tmp_path: Path) -> None:
+    command = ["scenario=converged", "pretrain_rounds=1", "rounds=1", "pmr=0.34"]
+    splits = ["non_iid=0,1", "n_clients=[4,5],6", "pool=6"]
+    ended = succeed("-m", *command, *splits, cwd=tmp_path)
+    assert sum("pretrain 1/1" in line for line in ended.out) == 2  # one for each n_clients
+    assert len([*(tmp_path / "runs").glob(".pretrained/*.pt")]) == 2
+    cells = [line.split()[:4] for line in ended.out if " fedavg " in line and "round" not in line]
+    rows = [" ".join(row) for row in cells if row[0] in ("0.0", "1.0")]
+    assert [row.partition(" fedavg")[0] for row in rows] == [
+        *("0.0 6", "0.0 [4, 5]", "1.0 6", "1.0 [4, 5]")
+    ]
+    assert "pretrain_non_iid 0.0, rounds 1; seed 0" in " ".join(ended.out)
 
 
 @pytest.mark.parametrize("launcher", ["joblib", "parallel", "basic"])

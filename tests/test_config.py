@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from omegaconf import OmegaConf
 
 import fedbench
 from fedbench.config import RunConfig, register_schema
+from fedbench.defense import DEFENSES
 from fedbench.errors import UserError
 from fedbench.plan import Plan
 
@@ -22,7 +25,8 @@ ROOT = Path(fedbench.__file__).parent.parent
 GROUPS = ("defense", "attack", "dataset", "model", "executor", "tracker")
 FILES = [(path.parent.name, path.stem) for path in sorted((ROOT / "conf").glob("*/*.yaml"))]
 TUNED_GROUPS = {"tuned": "defense", "tuned_attack": "attack"}
-CHOICES = [(group, choice) for group, choice in FILES if group not in TUNED_GROUPS]
+CHOICES = [(group, choice) for group, choice in FILES if group in GROUPS]
+SCENARIOS = [choice for group, choice in FILES if group == "scenario"]
 TUNED = [(group, choice) for group, choice in FILES if group in TUNED_GROUPS]
 VARIANTS = {"baybfed_literal": "baybfed"}  # other settings of the same plugin
 
@@ -83,7 +87,7 @@ def test_settings_tuned_to_a_data_set_are_used_with_it_and_the_command_line_wins
 
 
 def test_every_group_has_a_folder() -> None:
-    assert {group for group, _ in FILES} == {*GROUPS, *TUNED_GROUPS}
+    assert {group for group, _ in FILES} == {*GROUPS, *TUNED_GROUPS, "scenario"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)
@@ -114,12 +118,31 @@ def test_a_data_set_brings_its_model_and_the_command_line_wins() -> None:
     assert config("model=mlp", "dataset=mnist").model["name"] == "mlp"
 
 
+@pytest.mark.parametrize("dataset", ["fmnist_sample", "reddit_sample"])  # the latter has rounds
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_scenario_wins_over_the_data_set_and_the_command_line_over_it(
+    scenario: str, dataset: str
+) -> None:
+    values = yaml.safe_load((ROOT / "conf" / "scenario" / f"{scenario}.yaml").read_text()) or {}
+    both = [f"scenario={scenario}", f"dataset={dataset}"]
+    there = config(*both)
+    assert there == replace(config(f"dataset={dataset}"), **values)
+    Plan.of(there)
+    assert config(*both, "rounds=7") == replace(there, rounds=7)
+
+
+def test_the_default_scenario_changes_nothing_and_the_paper_s_is_a_trained_model() -> None:
+    assert config("scenario=default") == config()
+    paper = config("scenario=converged", "dataset=reddit_sample")
+    assert (paper.pretrain_non_iid, paper.pretrain_rounds, paper.rounds) == (0, 40, 5)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         *[("pmr", v) for v in (-0.1, 1.5, float("nan"))],
         *[("pdr", v) for v in (-1.0, 1.01)],
-        *[("non_iid", v) for v in (-0.5, 2.0)],
+        *[(key, v) for v in (-0.5, 2.0) for key in ("non_iid", "pretrain_non_iid")],
         *[(k, 0) for k in ("n_clients", "rounds", "local_epochs", "batch_size")],
         *[(k, -1) for k in ("pretrain_rounds", "attack_start", "seed", "momentum")],
         *[(k, 0.0) for k in ("lr", "server_lr", "dirichlet_alpha")],
@@ -131,6 +154,84 @@ def test_a_data_set_brings_its_model_and_the_command_line_wins() -> None:
 def test_a_value_out_of_range_is_named(key: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"{key}={value}: must be "):
         replace(RunConfig(), **{key: value}).check()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("abc", 2.5, 30.0, True, None, -1, 0),
+        *([], [40], [90, 40], [0, 5], [4, 5, 6], [1.5, 3], [True, 5], [None, 5], ["a", "b"]),
+    ],
+    ids=str,
+)
+def test_what_is_no_number_and_no_range_of_clients_is_told(value: Any) -> None:
+    with pytest.raises(UserError) as told:
+        RunConfig(n_clients=value).check()
+    shown = value if isinstance(value, str) else json.dumps(value)
+    assert str(told.value) == (
+        f"n_clients={shown}: must be a whole number of at least 1, "
+        "or a range [fewest, most] of such numbers"
+    )
+
+
+@pytest.mark.parametrize("override", ["true", "null", "[]", "{a:1}", "2.5"])
+def test_no_other_value_of_n_clients_gets_past_hydra(override: str) -> None:
+    with pytest.raises(UserError, match=r"^n_clients=.*: must be a whole number"):
+        config(f"n_clients={override}")
+
+
+@pytest.mark.parametrize(
+    ("value", "fewest", "most"),
+    [("[40,90]", 40, 90), ("[30,30]", 30, 30), ("[1,2]", 1, 2), ("7", 7, 7), ("'7'", 7, 7)],
+)
+def test_clients_as_a_number_or_a_range(value: str, fewest: int, most: int) -> None:
+    made = config(f"n_clients={value}")
+    assert (made.fewest_clients, made.most_clients, made.pool_size) == (fewest, most, most)
+    assert [*made.client_counts] == [*range(fewest, most + 1)]
+    assert config(f"n_clients={value}", f"pool={most}").pool_size == most
+    with pytest.raises(UserError, match=rf"pool={most - 1}: must be at least {most}, for n_clien"):
+        config(f"n_clients={value}", f"pool={most - 1}")
+
+
+def test_the_number_of_clients_is_drawn_anew_in_each_round_by_seed_and_round_alone() -> None:
+    rounds = range(-20, 980)
+    made = config("n_clients=[40,44]")
+    drawn = [made.n_clients_in(index) for index in rounds]
+    counts = Counter(drawn)
+    assert {*counts} == {40, 41, 42, 43, 44}
+    assert all(150 < n < 250 for n in counts.values())  # uniform: 200 each, 13 standard deviation
+    assert len({*drawn[:20]}) > 1  # in benign rounds, too
+    others = ["defense=krum", "attack=none", "pmr=0.5", "pool=99", "executor.devices=2", "rounds=3"]
+    same = config("n_clients=[40,44]", *others)
+    assert [same.n_clients_in(index) for index in reversed(rounds)] == drawn[::-1]
+    other_seed = config("n_clients=[40,44]", "seed=1")
+    assert [other_seed.n_clients_in(index) for index in rounds] != drawn
+    assert {config().n_clients_in(index) for index in rounds} == {30}
+
+
+def test_a_defense_must_work_on_every_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"krum: krum needs N - f - 2 >= 1, got N=2, f=0"):
+        Plan.of(config("n_clients=[2,9]", "defense=krum", "pmr=0.5"))
+    with pytest.raises(UserError, match=r"krum needs m <= N, got N=4, m=5"):
+        Plan.of(config("n_clients=[4,9]", "defense=krum", "defense.m=5"))
+    Plan.of(config("n_clients=[5,9]", "defense=krum", "defense.m=5"))
+
+    def check(self: object, n: int) -> None:
+        if n == 7:
+            raise ValueError(f"not for N={n}")
+
+    monkeypatch.setattr(DEFENSES.get("krum"), "check", check)
+    with pytest.raises(UserError, match="defense krum: not for N=7"):
+        Plan.of(config("n_clients=[5,9]", "defense=krum"))
+    Plan.of(config("n_clients=[8,9]", "defense=krum"))
+
+
+def test_a_defense_warns_of_any_number_of_clients() -> None:
+    krum = ["defense=krum", "defense.f=3"]
+    told = Plan.of(config("n_clients=[7,20]", *krum)).warning()
+    assert told == "krum is proven for N > 2f + 2 only, got N=7, f=3"
+    assert Plan.of(config("n_clients=8", *krum)).warning() is not None
+    assert Plan.of(config("n_clients=[9,20]", *krum)).warning() is None
 
 
 def run_id(*overrides: str) -> str:
@@ -148,6 +249,7 @@ def run_id(*overrides: str) -> str:
         *("executor.threads=2", "executor.precision=bf16-mixed"),
         *("attack.backdoors=[{name:patch,target:3}]", "attack_rounds=[1]", "malicious=sampled"),
         *("pdr_step=0.1", "attack.lr_decay=0.5", "attack=ipm", "attack=dba"),
+        *("n_clients=[29,30]", "pretrain_non_iid=0", "pretrain_non_iid=1"),
     ],
 )
 def test_what_affects_the_result_changes_the_run_id(override: str) -> None:
@@ -155,10 +257,31 @@ def test_what_affects_the_result_changes_the_run_id(override: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["out=elsewhere", "name=other", "tracker=none", "executor.devices=2", "pool=30"]
+    "override",
+    [
+        *("out=elsewhere", "name=other", "tracker=none", "executor.devices=2", "pool=30"),
+        *("n_clients=[30,30]", "pretrain_non_iid=0.5", "scenario=default"),
+    ],
 )
 def test_what_does_not_affect_the_result_keeps_the_run_id(override: str) -> None:
     assert run_id(override) == run_id()
+
+
+@pytest.mark.parametrize(
+    "where", ["pretrain_rounds=0", "dataset=reddit_sample", "dataset=iot_sample"]
+)
+def test_where_benign_rounds_do_not_go_by_class_pretrain_non_iid_has_no_effect(where: str) -> None:
+    made = config(where, "pretrain_non_iid=1")
+    assert made.pretraining.split == made.split
+    assert run_id(where, "pretrain_non_iid=1") == run_id(where)
+    assert made.pretrain_id() == config(where).pretrain_id()
+
+
+def test_ids_are_those_of_runs_from_before_a_setting_that_they_do_not_use() -> None:
+    """Else what is finished, and benign models that took hours, would be made again."""
+    assert "pretrain_non_iid" not in config()._without(())
+    assert config()._without(())["n_clients"] == 30
+    assert config("pretrain_non_iid=0")._without(())["pretrain_non_iid"] == 0
 
 
 def test_a_share_of_malicious_clients_that_rounds_to_nobody_is_told() -> None:
@@ -166,6 +289,11 @@ def test_a_share_of_malicious_clients_that_rounds_to_nobody_is_told() -> None:
         Plan.of(config("pmr=0.01"))
     Plan.of(config("pmr=0.01", "attack=none"))
     Plan.of(config("pmr=0"))
+    fewest = r"pmr=0.2: of 2, the fewest of n_clients=\[2, 50\], that is no client"
+    with pytest.raises(UserError, match=fewest):
+        Plan.of(config("pmr=0.2", "n_clients=[2,50]"))
+    Plan.of(config("pmr=0.2", "n_clients=[3,50]"))
+    Plan.of(config("pmr=0.2", "n_clients=[2,50]", "malicious=sampled"))
 
 
 @pytest.mark.parametrize("kind", ["defense", "attack", "backdoor"])
@@ -229,7 +357,25 @@ def test_pretraining_is_shared_by_what_does_not_change_it() -> None:
         "lr=0.1",
         "non_iid=0",
         "n_clients=10",
+        "n_clients=[10,30]",
+        "pretrain_non_iid=0",
         "pretrain_rounds=2",
         "model=cnn",
     ):
         assert config(other).pretrain_id() != base, other
+
+
+def test_benign_models_are_shared_by_all_runs_whose_benign_rounds_are_the_same() -> None:
+    """What the run itself does with its samples from round 0 on does not matter."""
+    base = config("non_iid=0").pretrain_id()
+    for same in (
+        *("non_iid=0", "non_iid=0.7", "non_iid=1", "non_iid=0 dirichlet_alpha=2"),
+        *("partition=dirichlet", "partition=dirichlet dirichlet_alpha=2", "n_clients=[30,30]"),
+    ):
+        assert config("pretrain_non_iid=0", *same.split()).pretrain_id() == base, same
+    assert config("non_iid=0", "dirichlet_alpha=2").pretrain_id() == base
+    for other in ("", "pretrain_non_iid=0.1", "partition=dirichlet", "pretrain_non_iid=0 seed=1"):
+        assert config(*other.split()).pretrain_id() != base, other
+    dirichlet = config("partition=dirichlet").pretrain_id()
+    assert config("partition=dirichlet", "non_iid=0").pretrain_id() == dirichlet
+    assert config("partition=dirichlet", "dirichlet_alpha=2").pretrain_id() != dirichlet

@@ -83,6 +83,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (  # that change what is computed or remem
     {"name": "baybfed", "cosine": "similarity", "sigma0_sq": "auto", "persist": False},
     {"name": "baybfed", "filter": "pseudocode", "score": "divergence", "bins": 16},
     {"name": "baybfed", "weights": "model", "scoring": "sequential", "error_floor": 0.0},
+    {"name": "baybfed", "cold_start": "score"},
+    {"name": "baybfed", "threshold": "groups"},
 )
 SETTINGS = [{"name": name} for name in DEFENSES.names()] + list(OPTIONS)
 
@@ -518,6 +520,7 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
         "weights": ["updates", ""],
         "cosine": ["sine", ""],
         "scoring": ["rounds", ""],
+        "cold_start": ["stand", ""],
         "tau": ["server", ""],
         "assign": ["mean", ""],
         "persist": ["sometimes"],
@@ -527,6 +530,9 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
         "error_floor": [-0.5, *NOT_FINITE],
         "max_clusters": [0, -1],
         "filter": ["none", ""],
+        "threshold": ["median", ""],
+        "separation": [0.0, 1.0, *NOT_FINITE],
+        "spread": [-0.1, *NOT_FINITE],
         "c": [0.0, -5.0, *NOT_FINITE],
         "bins": [0, -1],
     },

@@ -110,6 +110,15 @@ def test_every_sample_is_counted_once(population: Population) -> None:
     assert table.others is None
 
 
+def test_it_is_the_run_s_own_split_whatever_the_benign_rounds_had(
+    federation: Callable[..., Federation],
+) -> None:
+    plain, other = (
+        holdings(federation(non_iid=1.0, pretrain_non_iid=share).population) for share in (None, 0)
+    )
+    assert torch.equal(plain.counts, other.counts)
+
+
 def test_nobody_is_malicious_without_an_attack(federation: Callable[..., Federation]) -> None:
     benign = federation(attack=ATTACKS.build({"name": "none"})).population
     assert not any(holdings(benign).malicious)

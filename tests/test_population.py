@@ -1,19 +1,23 @@
-"""The clients' samples: augmented anew in each epoch, and poisoned after that."""
+"""The clients' samples: by round, augmented anew in each epoch, and poisoned after that."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from lightning.fabric import Fabric
+from torch import Tensor, nn
 
+from fedbench.attack import ATTACKS
 from fedbench.backdoor import BACKDOORS, Collection, Scene
+from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.federation import Federation
 from fedbench.images import crop_and_flip
-from fedbench.population import Job, Order
+from fedbench.population import Job, Order, Population
 
 Make = Callable[..., Federation]
 
@@ -90,3 +94,54 @@ def test_without_augmentation_an_epoch_costs_nothing(federation: Make) -> None:
     population.dataset = replace(population.dataset, augment=crop_and_flip)
     made.round(made.initial())
     assert asked == [0, 1, 2, 3, 4] * 6
+
+
+OWN = [{"non_iid": 1.0}, {"partition": "dirichlet", "dirichlet_alpha": 0.3}]
+
+
+@pytest.mark.parametrize("own", OWN, ids=str)
+def test_benign_rounds_have_samples_of_their_own(federation: Make, own: dict[str, Any]) -> None:
+    """In rounds before 0 a client holds what it would in a run of that non_iid, then its own."""
+    made = federation(**own, pretrain_non_iid=0.25).population
+    plain, benign = federation(**own).population, federation(non_iid=0.25).population
+    params, buffers = made.layout.read_params(), made.layout.read_buffers()
+    for index, expected, other in ((-3, benign, plain), (-1, benign, plain), (0, plain, benign)):
+        order = Order(index, made.select(index), params, buffers)
+        assert [job.client for job in order.jobs] == [*range(6)]
+        for job in order.jobs:
+            shard = expected.shards[job.client]
+            assert not torch.equal(shard, other.shards[job.client])
+            x, y = made._samples(order, replace(job, malicious=False), 0, poisoned=False)
+            assert torch.equal(x, made.dataset.x_train[shard])
+            assert torch.equal(y, made.dataset.y_train[shard])
+            assert made.cost(order, replace(job, malicious=False)) == len(shard)
+    assert all(map(torch.equal, made.shards, plain.shards))
+    seen = [population.scene(params, buffers).own for population in (made, plain)]
+    assert torch.equal(*seen)
+
+
+@pytest.mark.parametrize("own", [*OWN, {"non_iid": 0.25}], ids=str)
+def test_benign_rounds_of_a_non_iid_lead_to_one_model(
+    federation: Make, own: dict[str, Any]
+) -> None:
+    """To the bit that of a run which has that non_iid itself; without it, another."""
+
+    def trained(**settings: Any) -> Tensor:
+        made = federation(pretrain_rounds=2, **settings)
+        state = made.initial()
+        while state.next_round < 0:
+            state = made.pretrain(state)
+        return state.params
+
+    assert torch.equal(trained(**own, pretrain_non_iid=0.25), trained(non_iid=0.25))
+    if own != {"non_iid": 0.25}:
+        assert not torch.equal(trained(**own), trained(non_iid=0.25))
+
+
+def test_owners_keep_their_samples_in_benign_rounds(sample: Dataset, fabric: Fabric) -> None:
+    data = replace(sample, owners=torch.arange(600) % 8)
+    config = RunConfig(n_clients=8, partition="natural", pretrain_non_iid=0.0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    made = Population(config, data, network, ATTACKS.build({"name": "none"}), fabric)
+    assert made.pretrain_shards is made.shards
+    assert all(len(data.owners[shard].unique()) == 1 for shard in made.shards)

@@ -92,10 +92,11 @@ def on(devices: int, *overrides: str, cwd: Path, env: dict[str, str] | None = No
 
 
 def test_two_processes_give_the_bits_of_one(tmp_path: Path) -> None:
-    command = ["defense=krum", "n_clients=5", "pool=7", "pmr=0.4"]  # shares of 3 and 2
+    command = ["defense=krum", "n_clients=[3,5]", "pool=7", "pmr=0.4"]
     one, two = (on(devices, *command, cwd=tmp_path) for devices in (1, 2))
     assert one.name == two.name
     assert result(one) == result(two)
+    assert [len(record["clients"]) for record in rounds(two)] == [4, 5, 3]
     (alone,), (shared,) = ((tmp_path / out).glob(".pretrained/*.pt") for out in ("on1", "on2"))
     assert fingerprint(checkpoint(alone)) == fingerprint(checkpoint(shared))
 
@@ -124,7 +125,8 @@ def test_two_processes_give_the_bits_of_one_with_batch_norm(tmp_path: Path) -> N
 def test_two_processes_give_the_bits_of_one_however_they_train(
     settings: list[str], tmp_path: Path
 ) -> None:
-    command = [*settings, "model.hidden=[16]", "partition=dirichlet", "attack.epochs=2", "rounds=2"]
+    data = ["partition=dirichlet", "pretrain_non_iid=0", "n_clients=[3,6]"]
+    command = [*settings, *data, "model.hidden=[16]", "attack.epochs=2", "rounds=2"]
     one, two = (on(devices, *command, "pmr=0.34", cwd=tmp_path) for devices in (1, 2))
     assert result(one) == result(two)
 

@@ -97,6 +97,44 @@ def test_a_caption_names_what_decides_who_holds_what(runs: Runs, partition: str,
     assert ("non_iid" in caption) == (partition == "main_class")
 
 
+def test_a_range_of_clients_is_shown_as_it_is_written(runs: Runs) -> None:
+    runs.add("krum", finished(), n_clients=[40, 90])
+    assert ", n_clients [40, 90], rounds" in to_markdown(read_runs([runs.top])).splitlines()[-1]
+    for n_clients in (100, [9, 90], 30):
+        runs.add("krum", finished(), n_clients=n_clients)
+    assert [row[0] for row in runs.rows()] == ["n_clients", "30", "100", "[9, 90]", "[40, 90]"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, True),
+        ({"partition": "dirichlet"}, True),
+        ({"partition": "natural"}, False),
+        ({"pretrain_rounds": 0}, False),
+        ({"pretrained": "model.pt"}, False),
+        ({"pretrain_non_iid": None}, False),
+    ],
+)
+def test_a_caption_names_what_benign_rounds_had_if_it_matters(
+    runs: Runs, settings: dict[str, Any], told: bool
+) -> None:
+    runs.add("krum", finished(), **{"pretrain_rounds": 40, "pretrain_non_iid": 0.0} | settings)
+    caption = to_markdown(read_runs([runs.top])).splitlines()[-1]
+    assert ("pretrain_non_iid 0.0, n_clients 30" in caption) == told
+
+
+def test_a_run_from_before_a_setting_counts_as_one_that_does_not_use_it(runs: Runs) -> None:
+    runs.add("krum", finished(), seed=0)
+    runs.add("krum", finished(), seed=1, pretrain_non_iid=None)
+    runs.add("krum", finished(), seed=2, pretrain_non_iid=0.0)
+    assert [row[:2] for row in runs.rows()] == [
+        ["pretrain_non_iid", "defense"],
+        *(["null", "krum"], ["0.0", "krum"]),
+    ]
+    assert [row[-1] for row in runs.rows()] == ["seeds", "2", "1"]
+
+
 def test_seeds_are_averaged(runs: Runs) -> None:
     # MA 80, 84, 88: mean 84, squared deviations 16 + 0 + 16 over 3 - 1 is 16, its root 4.
     # TPR has two values, 90 and 100: mean 95, root of (25 + 25) / 1 is 7.07. AUC has one, TNR none.

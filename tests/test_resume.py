@@ -30,7 +30,7 @@ from end_to_end import (
 pytestmark = pytest.mark.slow
 
 # Clients come and go, so that a memory by position instead of by id would show.
-SETTINGS = ["n_clients=5", "pool=9", "pmr=0.4", "pretrain_rounds=6", "rounds=14"]
+SETTINGS = ["n_clients=[4,6]", "pool=9", "pmr=0.4", "pretrain_rounds=6", "rounds=14"]
 
 PLUGINS = """
 import os
@@ -121,6 +121,7 @@ def test_a_run_killed_many_times_equals_one_that_was_not(
     defense: str, attack: str, tmp_path: Path, plugins: Plugins
 ) -> None:
     command = [plugins.searchpath, f"defense={defense}", f"attack={attack}", *SETTINGS]
+    command += ["pretrain_non_iid=0", "non_iid=0.8"]  # benign rounds with samples of their own
     succeed(*command, "out=calm", cwd=tmp_path, env=plugins.env)
     calm = run_folder(tmp_path / "calm")
 
@@ -160,6 +161,7 @@ def test_a_run_killed_many_times_equals_one_that_was_not(
     assert folder.name == calm.name
     assert files(folder) == RUN_FILES
     assert result(folder) == result(calm)
+    assert {len(record["clients"]) for record in rounds(folder)} == {4, 5, 6}
     if defense == "memory":
         state = checkpoint(folder / "checkpoint.pt")["defense_state"]
         assert state["rounds"] == 14

@@ -63,13 +63,37 @@ def test_a_round_without_the_attack_is_a_benign_round(federation: Make) -> None:
 def test_whom_a_round_draws_does_not_depend_on_the_attack(
     federation: Make, malicious: str, schedule: dict[str, Any]
 ) -> None:
-    common = {"pool": 20, "malicious": malicious, "pmr": 0.3}
+    common = {"n_clients": [4, 8], "pool": 20, "malicious": malicious, "pmr": 0.3}
     attacked = federation(**common, **schedule).population
     benign = federation(attack=ATTACKS.build({"name": "none"}), **common).population
     for index in range(-2, 6):
         ids = [[job.client for job in p.select(index)] for p in (attacked, benign)]
         assert ids[0] == ids[1]
-        assert len(set(ids[0])) == 6
+        assert len(set(ids[0])) == attacked.config.n_clients_in(index)
+
+
+def test_a_range_of_clients_has_its_share_of_malicious_ones_in_every_round(
+    federation: Make,
+) -> None:
+    made = federation(n_clients=[3, 9], pool=20, pmr=0.3).population
+    sizes = set()
+    for index in range(-10, 40):
+        jobs = made.select(index)
+        n = made.config.n_clients_in(index)
+        assert len({job.client for job in jobs}) == len(jobs) == n
+        expected = int(0.3 * n + 0.5) if index >= 0 else 0
+        assert sum(job.malicious for job in jobs) == expected
+        sizes.add((index < 0, n))
+    assert {n for benign, n in sizes if not benign} == {*range(3, 10)}
+    assert len({n for benign, n in sizes if benign}) > 2
+
+
+@pytest.mark.parametrize("malicious", ["fixed", "sampled"])
+def test_a_range_of_one_number_is_that_number(federation: Make, malicious: str) -> None:
+    number, range_ = (
+        federation(n_clients=n, pool=20, malicious=malicious).population for n in (6, [6, 6])
+    )
+    assert [number.select(i) for i in range(-3, 9)] == [range_.select(i) for i in range(-3, 9)]
 
 
 class TestMalicious:

@@ -24,6 +24,7 @@ from fedbench.executors import EXECUTORS, Auto, Executor, Sequential, Vectorized
 from fedbench.population import Order, Population, Rows
 from fedbench.recording import SEEN, Gradients, Recording, can_record, loss_of
 from fedbench.trainers import OneByOne
+from fedbench.workforce import Workforce
 
 PUNCTUAL = {  # attacks that use every means a malicious client has in its training
     "constrain_and_scale": {"alpha": 0.5, "epochs": 3, "gamma": "bounded"},
@@ -122,7 +123,7 @@ def test_a_stack_takes_clients_of_like_work_together(
     assert [{order.jobs[i].malicious for i in portion} for portion in portions] == (
         [{False}] * 3 + [{True}] * 2
     )
-    costs = [[made.cost(order.jobs[i]) for i in portion] for portion in portions]
+    costs = [[made.cost(order, order.jobs[i]) for i in portion] for portion in portions]
     for kind in (costs[:3], costs[3:]):
         flat = [cost for portion in kind for cost in portion]
         assert flat == sorted(flat, reverse=True)
@@ -130,13 +131,32 @@ def test_a_stack_takes_clients_of_like_work_together(
 
 def test_cost_counts_what_a_client_trains(population: Callable[..., Population]) -> None:
     made = population(attack="constrain_and_scale", local_epochs=2)  # 3 epochs, and a clean update
+    order = Order(0, made.select(0), made.layout.read_params(), made.layout.read_buffers())
     honest, malicious = (
-        next(job for job in made.select(0) if job.malicious is kind) for kind in (False, True)
+        next(job for job in order.jobs if job.malicious is kind) for kind in (False, True)
     )
-    assert made.cost(honest) == 2 * len(made.shards[honest.client])
-    assert made.cost(malicious) == (3 + 2) * len(made.shards[malicious.client])
+    assert made.cost(order, honest) == 2 * len(made.shards[honest.client])
+    assert made.cost(order, malicious) == (3 + 2) * len(made.shards[malicious.client])
     noisy = population(attack="gaussian")
-    assert noisy.cost(replace(malicious)) == 0
+    assert noisy.cost(order, replace(malicious)) == 0
+
+
+def test_rounds_of_different_numbers_of_clients_are_stacked_as_one_by_one(
+    population: Callable[..., Population], fabric: Fabric
+) -> None:
+    """By one trainer for all rounds: benign ones, with data of their own, and attacked ones."""
+    benign = {"pretrain_non_iid": 0.0, "partition": "dirichlet", "dirichlet_alpha": 0.3}
+    made = population(attack="constrain_and_scale", n_clients=[5, 8], pool=10, **benign)
+    one_by_one, stacked = (Workforce(e, fabric, made) for e in (Sequential(), Vectorized(stack=6)))
+    sizes = set()
+    for index in range(-3, 3):
+        params, buffers = made.layout.read_params(), made.layout.read_buffers()
+        order = Order(index, made.select(index), params, buffers)
+        (expected, _), (found, _) = (force.train(order) for force in (one_by_one, stacked))
+        made.layout.write(params, buffers)
+        assert ((found - expected).norm(dim=1) / expected.norm(dim=1)).max() < 1e-5
+        sizes.add(len(expected))
+    assert sizes == {5, 7, 8}
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

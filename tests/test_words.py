@@ -252,7 +252,7 @@ def after_attack(attack: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dic
         return [*torch.arange(len(labels)).chunk(n_clients)]
 
     # The split by class has none for samples with a label a word.
-    monkeypatch.setattr("fedbench.population.by_main_class", deal)
+    monkeypatch.setattr("fedbench.partition.by_main_class", deal)
     config = RunConfig(n_clients=5, pmr=0.4, local_epochs=2, batch_size=20, lr=0.5, momentum=0.9)
     torch.manual_seed(0)
     fabric = Fabric(accelerator="cpu", devices=1)
