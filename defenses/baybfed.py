@@ -18,12 +18,10 @@ global model before round 0, and D = 1 - cos(W_i, G), d = |u_i|:
     kept   = MaxJD below the mean of all, and not equal to another's            (DetectFilter)
     update = the mean of the kept u_i
 
-The methods below stand in the paper's order: Eq. 1 to 7, Algorithm 1, Algorithm 2. `_baybfed.py`
-has the numerics and nothing of the paper.
-
-The paper leaves much of this open and no implementation of its authors is public, so this is a
-reading of it. `defense=baybfed_literal` is as close to the text as the options go. What the default
-decides; docs/baybfed.md has the other choices and what was measured:
+The methods below stand in the paper's order: Eq. 1 to 7, Algorithm 1, Algorithm 2; `_baybfed.py`
+has the numerics. The paper leaves much open and no implementation of its authors is public, so this
+is a reading of it. `defense=baybfed_literal` is as close to the text as the options go. What the
+default decides; docs/baybfed.md has the other choices and what was measured:
 
 1. W is the update u (`weights`), and d its length. With the local model p sits on few coordinates.
 2. JD is the square root of the Jensen-Shannon divergence (`score`), as scipy's `jensenshannon`.
@@ -41,8 +39,12 @@ decides; docs/baybfed.md has the other choices and what was measured:
    a score is always in the list of all; read as "unlike all others" it keeps nearly everyone.
 10. The base measure, a normal in the paper, is a number: its mean. c starts at a draw from
     Poisson(5), at least 1, since Eq. 1 divides by it.
-11. "Initial" is the global model before round 0, after the benign rounds that come before it.
+11. "Initial" is the global model before round 0, after the benign rounds.
 12. There are at most 256 clusters (`max_clusters`), so that rounds do not become ever slower.
+
+It reproduces the paper's TPR and TNR of 100 % at pmr 0.2 and 0.3 up to non_iid 0.7, but not at
+non_iid 1 and not always at pmr 0.5. The signal is in cos(u, G) and in the norm; H has no measurable
+effect. `threshold=groups` is ours, for the mean keeps too few clients if nobody attacks.
 """
 
 from __future__ import annotations
