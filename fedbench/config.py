@@ -116,7 +116,7 @@ class RunConfig:
 
     @property
     def pretraining(self) -> RunConfig:
-        """The settings by which the clients of the benign rounds hold their samples."""
+        """The settings by which the clients hold their samples before round 0, perhaps the same."""
         trained = self.pretrain_rounds > 0 and self.pretrained is None
         if not trained or self.pretrain_non_iid is None or self.partition == "natural":
             return self
@@ -165,8 +165,8 @@ class RunConfig:
         """Raises a UserError that names the first value out of range, and the range."""
         for key in ("pmr", "pdr", "non_iid"):
             self._require(key, 0 <= getattr(self, key) <= 1, "between 0 and 1")
-        shared = self.pretrain_non_iid is None or 0 <= self.pretrain_non_iid <= 1
-        self._require("pretrain_non_iid", shared, "between 0 and 1, or null")
+        fits = self.pretrain_non_iid is None or 0 <= self.pretrain_non_iid <= 1
+        self._require("pretrain_non_iid", fits, "between 0 and 1, or null")
         for key in ("rounds", "evaluate_every", "local_epochs", "batch_size"):
             self._require(key, getattr(self, key) >= 1, "at least 1")
         for key in ("pretrain_rounds", "attack_start", "seed", "momentum", "weight_decay"):

@@ -206,7 +206,7 @@ def test_the_number_of_clients_is_drawn_anew_in_each_round_by_seed_and_round_alo
     assert [same.n_clients_in(index) for index in reversed(rounds)] == drawn[::-1]
     other_seed = config("n_clients=[40,44]", "seed=1")
     assert [other_seed.n_clients_in(index) for index in rounds] != drawn
-    assert {config().n_clients_in(index) for index in rounds} == {30}
+    assert {*map(config().n_clients_in, rounds)} == {30}
 
 
 def test_a_defense_must_work_on_every_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
