@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, weighted_mean
-from fedbench.ops import gram, middle
+from fedbench.ops import gram, median
 
 NO_SPREAD = 1e-12  # a standard deviation of equal similarities
 Counts = dict[int, tuple[int, int]]  # client id -> (a, b)
@@ -90,7 +90,7 @@ class AFA(Defense):
             among = similarity[kept]
             if len(among) == 0 or among.std(correction=0) <= NO_SPREAD:
                 return kept, similarity
-            centre, reach = middle(among), xi * among.std(correction=0)
+            centre, reach = median(among), xi * among.std(correction=0)
             if among.mean() < centre:
                 dropped = kept & (similarity < centre - reach)
             else:

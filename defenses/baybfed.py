@@ -76,7 +76,7 @@ from fedbench.defenses._baybfed import (
     products,
     without_upper_group,
 )
-from fedbench.ops import middle
+from fedbench.ops import median
 from fedbench.rng import derive
 
 CHOICES = {
@@ -180,7 +180,7 @@ class BayBFed(Defense):
         else:
             shift = 1 - cosines if self.cosine == "distance" else cosines.arccos() / math.pi
         error = (norms * shift) ** 2
-        floor = (self.error_floor * middle(error)).clamp_min(LEAST_ERROR)
+        floor = (self.error_floor * median(error)).clamp_min(LEAST_ERROR)
         n_values = updates.shape[1]
         rms = norms / math.sqrt(n_values)
         return Weights(shift, sums / n_values, rms, error.maximum(floor))
@@ -243,7 +243,7 @@ class BayBFed(Defense):
         )
         base_measure = torch.tensor([h for _, h in posteriors.values()], dtype=torch.float64)
         auto = isinstance(self.sigma0_sq, str)
-        sigma0_sq = 9 * float(middle(weights.error)) if auto else float(self.sigma0_sq)
+        sigma0_sq = 9 * float(median(weights.error)) if auto else float(self.sigma0_sq)
         this = Round(updates, view.global_params, initial, sigma0_sq)
         clients = clients_of(weights, base_measure)
         clusters = Clusters.load(state, self.persist)

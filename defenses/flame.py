@@ -2,21 +2,24 @@
 
 https://arxiv.org/abs/2101.02281
 
+With the global model G, the updates u_i and N clients:
+
     kept   = the largest cluster of HDBSCAN on the cosine distances of the local models G + u_i,
              with min_cluster_size = N // 2 + 1, min_samples = 1, allow_single_cluster
     S      = median of all N norms |u_i|
     update = mean over the kept of u_i * min(1, S / |u_i|), plus N(0, (lambda S)^2 I)
     score  = the distance at which a client joins the majority
 
-With these settings HDBSCAN finds the first component of more than half of the clients when links
-are made in order of distance (single linkage): all whom links of length up to h connect, for the
-smallest h that connects a majority. That is what is computed here; tests compare it with
-scikit-learn's HDBSCAN. N = 1 is kept, where HDBSCAN would not run.
+With these settings HDBSCAN reduces to single linkage: link pairs of clients in order of distance
+and keep the first component of more than half of the clients. This module computes that component
+directly from the single-linkage tree; the tests compare it with scikit-learn's HDBSCAN. Clients at
+exactly the same linking distance join together. For N = 1, where HDBSCAN does not run, the client
+is kept.
 
-lambda is 0.001 for images and words; for traffic the paper takes 0.01. By its definition it keeps
-little more than half of the clients whenever these are diverse, attack or not: honest clients of
-unusual data are rejected in every round. Batch-norm statistics are averaged over the kept clients
-as they are, neither clipped nor noised.
+lambda is 0.001 for images and words; the paper uses 0.01 for network traffic. By definition FLAME
+keeps little more than half of the clients if they are diverse, attack or not: it rejects honest
+clients with unusual data in every round. Batch-norm statistics are averaged over the kept clients,
+neither clipped nor noised.
 """
 
 from __future__ import annotations
@@ -29,15 +32,15 @@ import torch
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
-from fedbench.ops import clipped_sum, gaussian, middle, pairwise_cosine_dist
+from fedbench.ops import clipped_sum, gaussian, median, pairwise_cosine_dist
 
 
 @DEFENSES.register("flame")
 @dataclass(frozen=True)
 class Flame(Defense):
-    """Keeps the models that point the same way, clips them to the median norm, adds noise."""
+    """Keep the majority of models with similar directions, clip to the median norm, add noise."""
 
-    noise: float = 0.001  # lambda: standard deviation of the noise, as a share of S
+    noise: float = 0.001  # lambda: standard deviation of the noise, relative to S
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise < math.inf:
@@ -45,40 +48,29 @@ class Flame(Defense):
 
     def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
         distances, norms = pairwise_cosine_dist(updates, view.global_params)  # [N, N], [N]
-        scores = _joins_majority_at(distances)  # [N]
+        scores = _majority_heights(distances)  # [N]
         kept = scores == scores.min()
         weights = kept.to(updates.dtype) / kept.sum()
-        bound = middle(norms)  # S
+        bound = median(norms)  # S
         update = clipped_sum(updates, weights, norms, bound)
         update += (self.noise * bound).to(updates.dtype) * gaussian(update, view.rng)
         return Aggregate(update, weights, kept, scores), state
 
 
-def _joins_majority_at(distances: Tensor) -> Tensor:
-    """The shortest link length at which each client is in a component of more than half: [N]."""
+def _majority_heights(distances: Tensor) -> Tensor:
+    """Distance at which each client joins a component of more than half of the clients: [N].
+
+    The cophenetic distance of two clients is the height at which single linkage connects them, and
+    0 for a client and itself. A client is therefore in a component of k clients from its k-th
+    smallest cophenetic distance on. Heights are entries of `distances`, unrounded, so ties stay
+    exact.
+    """
+    from scipy.cluster.hierarchy import cophenet, linkage  # type: ignore[import-untyped]
+    from scipy.spatial.distance import squareform  # type: ignore[import-untyped]
+
     n = len(distances)
-    majority = n // 2 + 1
-    heights = torch.full((n,), 0.0 if n < 2 else torch.inf, dtype=torch.float64)
-    component = torch.arange(n)
-    for height, a, b in sorted(_spanning_tree(distances.cpu())):
-        component[component == component[a]] = int(component[b])
-        merged = component == component[b]
-        if int(merged.sum()) >= majority:
-            heights[merged] = heights[merged].clamp_max(height)
-    return heights.to(distances.device)
-
-
-def _spanning_tree(distances: Tensor) -> list[tuple[float, int, int]]:
-    """The N - 1 links (length, a, b) of a minimum spanning tree, by Prim's algorithm."""
-    nearest, link = distances[0].clone(), torch.zeros(len(distances), dtype=torch.long)
-    nearest[0] = torch.inf  # in the tree
-    links = []
-    for _ in range(len(distances) - 1):
-        new = int(nearest.argmin())
-        links.append((float(nearest[new]), int(link[new]), new))
-        in_tree = nearest == torch.inf
-        closer = (distances[new] < nearest) & ~in_tree
-        link[closer] = new
-        nearest = torch.where(closer, distances[new], nearest)
-        nearest[new] = torch.inf
-    return links
+    if n == 1:
+        return torch.zeros_like(distances[0])
+    tree = linkage(squareform(distances.cpu().numpy()), method="single")
+    heights = torch.from_numpy(squareform(cophenet(tree)))  # [N, N]
+    return heights.kthvalue(n // 2 + 1, dim=1).values.to(distances.device)

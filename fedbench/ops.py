@@ -167,7 +167,7 @@ def gaussian(like: Tensor, rng: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=rng, dtype=like.dtype).to(like.device)
 
 
-def middle(values: Tensor) -> Tensor:
+def median(values: Tensor) -> Tensor:
     """Median of [N], the mean of the two middle values for even N."""
     return values.quantile(0.5)
 
