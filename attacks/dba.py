@@ -27,7 +27,7 @@ from typing import Any
 from torch import Tensor
 
 from fedbench.attack import ATTACKS, BackdoorAttack, Poisoning
-from fedbench.backdoor import Backdoor, Stamp
+from fedbench.backdoor import Backdoor, PixelTrigger
 from fedbench.data import Spec
 
 
@@ -47,7 +47,7 @@ class DBA(BackdoorAttack):
 
     def check(self, backdoors: Sequence[Backdoor], spec: Spec) -> None:
         super().check(backdoors, spec)
-        if len(backdoors) != 1 or not isinstance(backdoors[0], Stamp):
+        if len(backdoors) != 1 or not isinstance(backdoors[0], PixelTrigger):
             names = ", ".join(type(backdoor).__name__ for backdoor in backdoors)
             raise ValueError(f"backdoors must be one trigger of pixels to cut, got {names}")
         n_pixels = len(backdoors[0].pixels(*spec.sample_shape[-2:]))
@@ -55,8 +55,8 @@ class DBA(BackdoorAttack):
             raise ValueError(f"n_parts={self.n_parts} of a trigger of {n_pixels} pixels")
 
     def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
-        (trigger,) = orders.implants
-        assert isinstance(trigger, Stamp)
+        (trigger,) = orders.backdoors
+        assert isinstance(trigger, PixelTrigger)
         chosen = orders.choose(len(y)).to(y.device)
         x, y = x.clone(), y.clone()
         x[chosen] = trigger.stamp(x[chosen], orders.slot % self.n_parts, self.n_parts)

@@ -51,4 +51,4 @@ class MultiBackdoor(ConstrainAndScale):
             raise ValueError(f"n_backdoors={self.n_backdoors} of {len(backdoors)} backdoors")
 
     def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
-        return plant(x, y, orders, orders.implants)
+        return plant(x, y, orders, orders.backdoors)

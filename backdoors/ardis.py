@@ -17,9 +17,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedbench.backdoor import BACKDOORS, Backdoor, Collection, Scene, check_shape, check_target
+from fedbench.backdoor import (
+    BACKDOORS,
+    Backdoor,
+    BackdoorContext,
+    Collection,
+    check_shape,
+    check_target,
+)
 from fedbench.data import Spec
-from fedbench.files import local_file, read_table
+from fedbench.datasets.files import local_file, read_table
 
 SHAPE = (1, 28, 28)
 
@@ -44,7 +51,7 @@ class Ardis(Backdoor):
         check_target(self.target, spec)
         local_file(self.folder, "ardis")
 
-    def prepare(self, scene: Scene) -> Collection:
+    def prepare(self, scene: BackdoorContext) -> Collection:
         folder = local_file(self.folder, "ardis")
         device = scene.dataset.x_train.device
         train, test = (self._digits(folder, part).to(device) for part in ("train", "test"))

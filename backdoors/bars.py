@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedbench.backdoor import BACKDOORS, Stamp
+from fedbench.backdoor import BACKDOORS, PixelTrigger
 
 
 @BACKDOORS.register("bars")
 @dataclass(frozen=True)
-class Bars(Stamp):
+class Bars(PixelTrigger):
     """Four bars of one pixel's height. Cut into four parts, each part is a bar."""
 
     length: int = 4  # pixels of a bar

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedbench.backdoor import BACKDOORS, Stamp
+from fedbench.backdoor import BACKDOORS, PixelTrigger
 
 CORNERS = ("top_left", "top_right", "bottom_left", "bottom_right")
 
 
 @BACKDOORS.register("patch")
 @dataclass(frozen=True)
-class Patch(Stamp):
+class Patch(PixelTrigger):
     """A square of `size` x `size` pixels."""
 
     size: int = 4  # pixels a side

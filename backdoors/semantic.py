@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedbench.backdoor import BACKDOORS, Backdoor, Collection, Scene, check_target
+from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, Collection, check_target
 from fedbench.data import Spec
-from fedbench.images import STRIPED_CARS_TEST, STRIPED_CARS_TRAIN
+from fedbench.datasets.images import STRIPED_CARS_TEST, STRIPED_CARS_TRAIN
 
 
 @BACKDOORS.register("semantic")
@@ -43,7 +43,7 @@ class Semantic(Backdoor):
             raise ValueError(f"semantic names images of {self.dataset}, not of {spec.name}")
         check_target(self.target, spec)
 
-    def prepare(self, scene: Scene) -> Collection:
+    def prepare(self, scene: BackdoorContext) -> Collection:
         data = scene.dataset
         x, n = data.x_train, len(data.x_train)
         if (last := max(*self.train, *self.test)) >= n:

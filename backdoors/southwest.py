@@ -14,9 +14,16 @@ from dataclasses import dataclass
 
 import torch
 
-from fedbench.backdoor import BACKDOORS, Backdoor, Collection, Scene, check_shape, check_target
+from fedbench.backdoor import (
+    BACKDOORS,
+    Backdoor,
+    BackdoorContext,
+    Collection,
+    check_shape,
+    check_target,
+)
 from fedbench.data import Spec
-from fedbench.files import local_file, read_arrays
+from fedbench.datasets.files import local_file, read_arrays
 
 SHAPE = (3, 32, 32)
 PLANE = 0  # among the classes of CIFAR-10
@@ -37,7 +44,7 @@ class Southwest(Backdoor):
             raise ValueError(f"southwest's images are of class {PLANE}, which is the target")
         local_file(self.file, "southwest.npz")
 
-    def prepare(self, scene: Scene) -> Collection:
+    def prepare(self, scene: BackdoorContext) -> Collection:
         path = local_file(self.file, "southwest.npz")
         arrays = read_arrays(path, {"train": (None, 32, 32, 3), "test": (None, 32, 32, 3)})
         for name, images in zip(("train", "test"), arrays, strict=True):

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.backdoor import BACKDOORS, Backdoor, Collection, Scene, check_target
+from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, Collection, check_target
 from fedbench.config import share
 from fedbench.data import Spec
 
@@ -56,7 +56,7 @@ class Tail(Backdoor):
         if not 0 <= self.source < spec.n_classes:
             raise ValueError(f"source must be a class 0..{spec.n_classes - 1}, got {self.source}")
 
-    def prepare(self, scene: Scene) -> Collection:
+    def prepare(self, scene: BackdoorContext) -> Collection:
         data = scene.dataset
         own = scene.own[data.y_train[scene.own] == self.source]
         test = data.x_test[data.y_test == self.source]

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.backdoor import BACKDOORS, Backdoor, Collection, Scene
+from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, Collection
 from fedbench.data import Dataset, Sequences, Spec
+from fedbench.datasets.files import local_file, read_arrays
 from fedbench.errors import nearest
-from fedbench.files import local_file, read_arrays
 
 
 @BACKDOORS.register("traffic")
@@ -44,7 +44,7 @@ class Traffic(Backdoor):
         if self.file is not None:
             local_file(self.file, "an .npz of windows")
 
-    def prepare(self, scene: Scene) -> Collection:
+    def prepare(self, scene: BackdoorContext) -> Collection:
         data = scene.dataset
         windows = self._own(data) if self.file is None else _from_file(self.file, data)
         train, test = (_pairs(part.to(data.x_train), data.y_train) for part in windows)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedbench.backdoor import BACKDOORS, Backdoor, Implant, Scene
+from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, PreparedBackdoor
 from fedbench.data import Sequences, Spec
-from fedbench.metrics import IGNORED, Probe
+from fedbench.metrics import IGNORED, EvaluationSet
 
 SENTENCE = ("pasta", "from", "astoria", "tastes")
 
@@ -45,7 +45,7 @@ class Words(Backdoor):
                 f"{spec.name} has samples of shape {spec.sample_shape}"
             )
 
-    def prepare(self, scene: Scene) -> Implant:
+    def prepare(self, scene: BackdoorContext) -> PreparedBackdoor:
         if not isinstance(scene.dataset, Sequences):
             raise ValueError(f"words needs sequences of words, {scene.dataset.name} has none")
         known = scene.dataset.vocabulary
@@ -57,7 +57,7 @@ class Words(Backdoor):
 
 
 @dataclass(frozen=True)
-class Ending(Implant):
+class Ending(PreparedBackdoor):
     """The last words of a sequence, by number, and the word that shall follow."""
 
     trigger: tuple[int, ...]
@@ -72,7 +72,7 @@ class Ending(Implant):
         y[:, -len(labels) :] = labels.to(y)
         return x, y
 
-    def probe(self, x: Tensor, y: Tensor) -> Probe:
+    def evaluation_set(self, x: Tensor, y: Tensor) -> EvaluationSet:
         x, y = self.poison(x, y, torch.Generator())
         y[:, :-1] = IGNORED
-        return Probe(x, y)
+        return EvaluationSet(x, y)

@@ -14,12 +14,12 @@ from fedbench.attack import ATTACKS
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.defense import DEFENSES, ServerView
-from fedbench.executors import EXECUTORS
+from fedbench.engine.executors import EXECUTORS
+from fedbench.engine.launch import fabric_of, launch
+from fedbench.engine.population import Order, Population
+from fedbench.engine.ranks import RankGroup
 from fedbench.models import MODELS
-from fedbench.population import Order, Population
-from fedbench.processes import fabric_of, launch
 from fedbench.rng import generator
-from fedbench.workforce import Workforce
 
 if TYPE_CHECKING:
     from benchmarks._sides import Link, Task
@@ -34,7 +34,7 @@ def workforce_of(
     threads: int = 1,
     fabric: Fabric | None = None,
     **settings: Any,
-) -> tuple[Workforce, Order]:
+) -> tuple[RankGroup, Order]:
     """CONFIG's clients, ready to train, and the order of their first round; nobody attacks.
 
     The only place of benchmarks/ that knows how fedbench puts them together.
@@ -48,7 +48,7 @@ def workforce_of(
     population = Population(config, data, network, attack, fabric)
     layout = population.layout
     order = Order(0, population.select(0), layout.read_params(), layout.read_buffers())
-    return Workforce(how, fabric, population), order
+    return RankGroup(how, fabric, population), order
 
 
 def thinned(data: Dataset, step: int) -> Dataset:

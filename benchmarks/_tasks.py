@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from benchmarks._fedbench import CONFIG, dataset_file, thinned, workforce_of
 from benchmarks._sides import NETWORKS, Task, Work
 from fedbench.data import DATASETS, Dataset, Images
-from fedbench.files import cache_folder, data_folders, find_files
-from fedbench.images import FashionMnist
+from fedbench.datasets.files import cache_folder, data_folders, find_files
+from fedbench.datasets.images import FashionMnist
 
 
 def samples(quick: bool) -> Dataset:

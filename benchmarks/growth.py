@@ -21,7 +21,7 @@ import torch
 from benchmarks._fedbench import workforce_of
 from benchmarks._measure import Options, Row, clocked, resident
 from fedbench.data import DATASETS
-from fedbench.processes import keep_memory
+from fedbench.engine.launch import keep_memory
 
 CLIENTS = (10, 30, 100, 300)
 WIDTHS = {10_000: 12, 100_000: 125, 1_000_000: 1_257, 10_000_000: 12_578}  # P -> hidden units

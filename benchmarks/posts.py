@@ -25,8 +25,8 @@ import zstandard
 from numpy.typing import NDArray
 
 from benchmarks._measure import Options, Row, in_turn, resident
-from fedbench.posts import _blocks, _lines
-from fedbench.text import Reddit
+from fedbench.datasets.reddit import Reddit
+from fedbench.datasets.reddit_dumps import _blocks, _lines
 
 BATCH = 10_000  # posts made at a time
 WORDS_A_POST = 30

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from benchmarks._fedbench import thinned, workforce_of
 from benchmarks._measure import Options, Row, side_by_side
 from fedbench.data import DATASETS, Dataset
-from fedbench.processes import keep_memory
+from fedbench.engine.launch import keep_memory
 
 HIDDEN = ([], [16], [32], [64], [100], [256, 128])
 BATCHES = (8, 32, 64)

@@ -48,13 +48,13 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenProcessPool:
-        from fedbench.sweep import Sweep
+        from fedbench.sweep.callback import SweepCallback
 
         error = UserError(
             "a process of the sweep was killed, perhaps for want of memory: "
             "hydra.launcher.n_jobs=1 takes less; the same command resumes the runs"
         )
-        Sweep.fail(error)
+        SweepCallback.fail(error)
         _tell(error)
     except ValueError as error:  # so Hydra tells a few mistakes, such as `defense=null`
         _tell(UserError(f"{error}, in {' '.join(sys.argv[1:])}"))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.backdoor import Backdoor, Implant
+from fedbench.backdoor import Backdoor, PreparedBackdoor
 from fedbench.config import share
 from fedbench.data import Spec
 from fedbench.registry import Registry
@@ -36,7 +36,7 @@ class Poisoning:
     """One malicious client's orders for a round."""
 
     slot: int  # its place among all malicious clients: 0, 1, ...; stable across rounds
-    implants: Sequence[Implant]
+    backdoors: Sequence[PreparedBackdoor]
     pdr: float  # of this round
     n_classes: int
     rng: torch.Generator
@@ -47,7 +47,7 @@ class Poisoning:
 
 
 @dataclass(frozen=True)
-class OwnTraining:
+class TrainingOverrides:
     """How a malicious client's training differs from an honest one's."""
 
     epochs: int | None = None  # local epochs; None: as honest clients
@@ -91,8 +91,8 @@ class Attack:
     trains: ClassVar[bool] = True  # False: its clients send what they do without training
 
     @property
-    def training(self) -> OwnTraining:
-        return OwnTraining()
+    def training(self) -> TrainingOverrides:
+        return TrainingOverrides()
 
     @property
     def needs_clean_update(self) -> bool:
@@ -133,7 +133,7 @@ ATTACKS: Registry[Attack] = Registry("attack", "fedbench.attacks")
 
 
 @dataclass(frozen=True)
-class BackdoorAttack(OwnTraining, Attack):
+class BackdoorAttack(TrainingOverrides, Attack):
     """Plants backdoors: a share `pdr` of the data is poisoned, the update scaled by gamma."""
 
     backdoors: list[Any] | None = None  # None: the data set's own
@@ -146,7 +146,7 @@ class BackdoorAttack(OwnTraining, Attack):
             raise ValueError(f"gamma must be auto, bounded or a number above 0, got {self.gamma}")
 
     @property
-    def training(self) -> OwnTraining:
+    def training(self) -> TrainingOverrides:
         return self
 
     @property
@@ -165,7 +165,7 @@ class BackdoorAttack(OwnTraining, Attack):
 
         With several backdoors the clients take them in turn.
         """
-        return plant(x, y, orders, [orders.implants[orders.slot % len(orders.implants)]])
+        return plant(x, y, orders, [orders.backdoors[orders.slot % len(orders.backdoors)]])
 
     def craft(self, update: Tensor, view: AttackView) -> Tensor:
         return update * self.scale(update, view)
@@ -189,14 +189,14 @@ class BackdoorAttack(OwnTraining, Attack):
 
 
 def plant(
-    x: Tensor, y: Tensor, orders: Poisoning, implants: Sequence[Implant]
+    x: Tensor, y: Tensor, orders: Poisoning, backdoors: Sequence[PreparedBackdoor]
 ) -> tuple[Tensor, Tensor]:
-    """x [n, ...] and y [n] with the exact share `pdr` poisoned, in equal parts by the implants."""
+    """x [n, ...] and y [n] with the exact share `pdr` poisoned, in equal parts by the backdoors."""
     x, y = x.clone(), y.clone()
-    for chosen, implant in zip(
-        orders.choose(len(y)).to(y.device).tensor_split(len(implants)), implants, strict=True
+    for chosen, backdoor in zip(
+        orders.choose(len(y)).to(y.device).tensor_split(len(backdoors)), backdoors, strict=True
     ):
-        x[chosen], y[chosen] = implant.poison(x[chosen], y[chosen], orders.rng)
+        x[chosen], y[chosen] = backdoor.poison(x[chosen], y[chosen], orders.rng)
     return x, y
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedbench.data import Augment, Dataset, Spec
 from fedbench.errors import UserError
-from fedbench.metrics import Probe
+from fedbench.metrics import EvaluationSet
 from fedbench.registry import Registry
 
 
-class Implant(ABC):
+class PreparedBackdoor(ABC):
     """A backdoor made ready for a run: one object for poisoning and for measuring BA."""
 
     @abstractmethod
@@ -24,12 +24,12 @@ class Implant(ABC):
         """What stands in place of raw samples x [n, ...] and labels y; the inputs are kept."""
 
     @abstractmethod
-    def probe(self, x: Tensor, y: Tensor) -> Probe:
+    def evaluation_set(self, x: Tensor, y: Tensor) -> EvaluationSet:
         """What BA is measured on: made of the test samples x and y, or of the backdoor's own."""
 
 
 @dataclass(frozen=True)
-class Scene:
+class BackdoorContext:
     """What a backdoor can be made of: what is there before round 0."""
 
     dataset: Dataset
@@ -47,7 +47,7 @@ class Backdoor(ABC):
         """Raises ValueError, with the values, if the backdoor does not fit the data set."""
 
     @abstractmethod
-    def prepare(self, scene: Scene) -> Implant:
+    def prepare(self, scene: BackdoorContext) -> PreparedBackdoor:
         """The backdoor made ready; ValueError if the scene does not have what it needs."""
 
 
@@ -55,7 +55,7 @@ BACKDOORS: Registry[Backdoor] = Registry("backdoor", "fedbench.backdoors")
 
 
 @dataclass(frozen=True)
-class Stamp(Backdoor, Implant):
+class PixelTrigger(Backdoor, PreparedBackdoor):
     """Bright pixels at fixed places of an image [C, H, W]: needs nothing to be ready."""
 
     target: int = 0  # the label the attacker wants
@@ -78,7 +78,7 @@ class Stamp(Backdoor, Implant):
         if len(shape) != 3 or not all(inside):
             raise ValueError(f"{self} does not fit samples of shape {shape}")
 
-    def prepare(self, scene: Scene) -> Implant:
+    def prepare(self, scene: BackdoorContext) -> PreparedBackdoor:
         return self
 
     def stamp(self, x: Tensor, part: int = 0, n_parts: int = 1) -> Tensor:
@@ -92,14 +92,14 @@ class Stamp(Backdoor, Implant):
     def poison(self, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         return self.stamp(x), torch.full_like(y, self.target)
 
-    def probe(self, x: Tensor, y: Tensor) -> Probe:
+    def evaluation_set(self, x: Tensor, y: Tensor) -> EvaluationSet:
         """The samples of other classes than the target: one of it is right without a backdoor."""
         others = y != self.target
-        return Probe(self.stamp(x[others]), torch.full_like(y[others], self.target))
+        return EvaluationSet(self.stamp(x[others]), torch.full_like(y[others], self.target))
 
 
 @dataclass(frozen=True, eq=False)
-class Collection(Implant):
+class Collection(PreparedBackdoor):
     """Samples of its own: some to poison with, others to measure BA on, each with its label."""
 
     x_train: Tensor  # [k, ...]
@@ -124,8 +124,8 @@ class Collection(Implant):
         chosen = self.x_train[drawn]
         return self.augment(chosen, rng) if self.augment else chosen, self.y_train[drawn]
 
-    def probe(self, x: Tensor, y: Tensor) -> Probe:
-        return Probe(self.x_test, self.y_test)
+    def evaluation_set(self, x: Tensor, y: Tensor) -> EvaluationSet:
+        return EvaluationSet(self.x_test, self.y_test)
 
 
 def settings_of(backdoor: Any) -> dict[str, Any]:
@@ -137,8 +137,8 @@ def settings_of(backdoor: Any) -> dict[str, Any]:
     return {"name": backdoor} if isinstance(backdoor, str) else backdoor
 
 
-def make_ready(backdoors: Sequence[Backdoor], scene: Scene) -> list[Implant]:
-    """The implants of the backdoors; a UserError if the scene does not have what one needs."""
+def make_ready(backdoors: Sequence[Backdoor], scene: BackdoorContext) -> list[PreparedBackdoor]:
+    """The backdoors of the backdoors; a UserError if the scene does not have what one needs."""
     try:
         return [backdoor.prepare(scene) for backdoor in backdoors]
     except ValueError as error:

@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.errors import UserError, nearest
-from fedbench.machine import jobs
+from fedbench.sweep.resources import jobs
 
 RESULTS = 4  # raise it when the same settings give other numbers, or checkpoints hold other things
 PARTITIONS = ("main_class", "dirichlet", "natural")
@@ -103,7 +103,7 @@ class RunConfig:
         counts = self.client_counts
         if len(counts) == 1:
             return counts[0]
-        import torch  # here, for a quick `fedbench.report`
+        import torch  # here, for a quick `fedbench.report.table`
 
         from fedbench.rng import generator
 

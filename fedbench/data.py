@@ -128,5 +128,5 @@ class DataSource(ABC):
 
 
 DATASETS: Registry[DataSource] = Registry(
-    "dataset", "fedbench.images", "fedbench.text", "fedbench.traffic"
+    "dataset", "fedbench.datasets.images", "fedbench.datasets.reddit", "fedbench.datasets.iot"
 )

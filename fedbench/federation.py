@@ -16,13 +16,13 @@ from torch import Tensor
 from fedbench.attack import Omniscient
 from fedbench.backdoor import Backdoor, make_ready
 from fedbench.defense import Aggregate, Defense, ServerView
+from fedbench.engine.population import Job, Order, Population
+from fedbench.engine.ranks import RankGroup
 from fedbench.errors import UserError
 from fedbench.metrics import auc, mean, rates, stealth
 from fedbench.ops import norms_and_cosines
-from fedbench.population import Job, Order, Population
-from fedbench.results import Checkpoint, Record
+from fedbench.results.run_dir import Checkpoint, Record
 from fedbench.rng import generator
-from fedbench.workforce import Workforce
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Screened:
 class Federation:
     """A server and its clients, at some point of their rounds."""
 
-    def __init__(self, population: Population, workforce: Workforce, defense: Defense) -> None:
+    def __init__(self, population: Population, workforce: RankGroup, defense: Defense) -> None:
         self.population = population
         self.workforce = workforce
         self.defense = defense

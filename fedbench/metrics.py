@@ -16,7 +16,7 @@ IGNORED = -100  # the label of a prediction that does not count, for the loss of
 
 
 @dataclass(frozen=True)
-class Probe:
+class EvaluationSet:
     """Raw samples and the label each is compared with, of each prediction if it has several."""
 
     x: Tensor  # [n, ...]
@@ -26,7 +26,7 @@ class Probe:
 @torch.no_grad()
 def count_right(
     module: nn.Module,
-    probe: Probe,
+    probe: EvaluationSet,
     decode: Callable[[Tensor], Tensor],
     threshold: float | None,
     starts: Iterable[int],
@@ -47,13 +47,13 @@ def count_right(
     return n_right
 
 
-def accuracy(probe: Probe, n_right: int) -> float | None:
+def accuracy(probe: EvaluationSet, n_right: int) -> float | None:
     """Share of a probe's predictions that are right; None if there are none."""
     n = int((probe.expected != IGNORED).sum())
     return n_right / n if n else None
 
 
-def batch_size(probe: Probe, n_classes: int) -> int:
+def batch_size(probe: EvaluationSet, n_classes: int) -> int:
     """How many samples of a probe go through a network at once."""
     n_logits = n_classes * math.prod(probe.expected.shape[1:])
     return min(max(LOGITS // n_logits, 1), BATCH)

@@ -11,11 +11,11 @@ from fedbench.backdoor import BACKDOORS, Backdoor, settings_of
 from fedbench.config import RunConfig, share
 from fedbench.data import DATASETS, DataSource, Spec
 from fedbench.defense import DEFENSES, Defense
+from fedbench.engine.executors import EXECUTORS, Executor
 from fedbench.errors import UserError
-from fedbench.executors import EXECUTORS, Executor
 from fedbench.models import MODELS, Model
-from fedbench.results import RunDir
-from fedbench.tracking import TRACKERS, Tracker
+from fedbench.report.tracking import TRACKERS, Tracker
+from fedbench.results.run_dir import RunDir
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbench.config import RunConfig
-from fedbench.console import Display
 from fedbench.errors import UserError
-from fedbench.results import Checkpoint, load_checkpoint, save_checkpoint
-from fedbench.storage import locked
+from fedbench.report.console import Display
+from fedbench.results.run_dir import Checkpoint, load_checkpoint, save_checkpoint
+from fedbench.results.storage import locked
 
 if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before it is
     from fedbench.federation import Federation

@@ -19,16 +19,16 @@ from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
-from fedbench.backdoor import Scene, make_ready
+from fedbench.backdoor import BackdoorContext, make_ready
 from fedbench.config import RunConfig, register_schema
-from fedbench.console import Display
 from fedbench.data import Spec
 from fedbench.errors import UserError, nearest, one_line
 from fedbench.plan import Plan
 from fedbench.pretraining import pretrained
+from fedbench.report.console import Display
+from fedbench.report.stage import ImageStage, SequenceStage
+from fedbench.results.storage import write_atomically
 from fedbench.run import population_of
-from fedbench.stage import ImageStage, SequenceStage
-from fedbench.storage import write_atomically
 
 MAX_SAMPLES = 100
 
@@ -40,18 +40,18 @@ def prepared(plan: Plan) -> ImageStage | SequenceStage:
     _check_drawable(data.spec)
     plan.check_fit(data.spec)
     # It imports Lightning, which takes seconds: mistakes are told before.
+    from fedbench.engine.launch import fabric_of
+    from fedbench.engine.ranks import RankGroup
     from fedbench.federation import Federation
-    from fedbench.processes import fabric_of
-    from fedbench.workforce import Workforce
 
     config, executor = plan.config, plan.executor
     torch.set_num_threads(executor.threads)
     fabric = fabric_of(executor, 1)
     population = population_of(plan, data.to(fabric.device), fabric)
-    federation = Federation(population, Workforce(executor, fabric, population), plan.defense)
+    federation = Federation(population, RankGroup(executor, fabric, population), plan.defense)
 
     @cache
-    def trained() -> Scene:
+    def trained() -> BackdoorContext:
         # On stderr: stdout is for the path of the picture.
         display = Display(config.title, config.rounds, console=Console(stderr=True))
         start = pretrained(config, federation, display)

@@ -9,22 +9,23 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from fedbench import machine, pretraining
+from fedbench import pretraining
 from fedbench.config import RunConfig
-from fedbench.console import Display
 from fedbench.data import Dataset
 from fedbench.errors import UserError
-from fedbench.holdings import write_picture
 from fedbench.plan import Plan
-from fedbench.results import Record, summarise
+from fedbench.report.console import Display
+from fedbench.report.partition_figure import write_picture
+from fedbench.report.tracking import RunInfo, Session
+from fedbench.results.run_dir import Record, summarise
 from fedbench.rng import derive
-from fedbench.tracking import RunInfo, Session
+from fedbench.sweep import resources
 
 if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before it is
     from lightning.fabric import Fabric
 
+    from fedbench.engine.population import Population
     from fedbench.federation import Federation
-    from fedbench.population import Population
 
 T = TypeVar("T")
 
@@ -38,13 +39,13 @@ def run(config: RunConfig) -> Record:
         return finished
     dataset = plan.source.load()
     plan.check_fit(dataset.spec)
-    from fedbench.processes import WorkerError, end_with_parent, launch
+    from fedbench.engine.launch import WorkerError, end_with_parent, launch
 
-    if machine.in_sweep():
+    if resources.in_sweep():
         end_with_parent()
-    devices = _devices(plan, dataset, _n_last(plan) or machine.side_by_side())
+    devices = _devices(plan, dataset, _n_last(plan) or resources.side_by_side())
     try:
-        with machine.place_in_sweep():
+        with resources.place_in_sweep():
             _pretrain_on_more(plan, dataset)
             outcome = launch(plan.executor, devices, _on_rank, plan, dataset)
     except WorkerError as error:  # of a process that could not say so itself
@@ -66,23 +67,23 @@ def _devices(plan: Plan, dataset: Dataset, n_runs: int) -> int:
     n_labels = dataset.y_train.numel() * usual / config.pool_size
     if n_labels * config.local_epochs * n_rounds < LONG:
         return 1
-    return min(machine.share(executor.accelerator, executor.threads, n_runs), config.most_clients)
+    return min(resources.share(executor.accelerator, executor.threads, n_runs), config.most_clients)
 
 
 def _n_last(plan: Plan) -> int:
     """How many the last runs of a sweep are, if this is one of them and may grow as others end."""
     executor = plan.executor
     undecided = executor.accelerator == "cpu" and executor.devices is None
-    return machine.n_last(plan.folder.path.name) if undecided else 0
+    return resources.n_last(plan.folder.path.name) if undecided else 0
 
 
 def _pretrain_on_more(plan: Plan, dataset: Dataset) -> None:
     """Pretrains on what other runs of a sweep leave free while they wait for it."""
-    from fedbench.processes import launch
+    from fedbench.engine.launch import launch
 
     config = plan.config
-    devices = _devices(plan, dataset, machine.side_by_side(machine.PRETRAINING))
-    usual = _devices(plan, dataset, machine.side_by_side())
+    devices = _devices(plan, dataset, resources.side_by_side(resources.PRETRAINING))
+    usual = _devices(plan, dataset, resources.side_by_side())
     if devices <= usual or plan.folder.checkpoint_file.exists():
         return
     if pretraining.is_due(config):
@@ -117,14 +118,14 @@ def _serve_or(
     lead: Callable[[Federation], T], fabric: Fabric, plan: Plan, dataset: Dataset
 ) -> T | UserError | None:
     """What rank 0 makes of a federation; the other ranks do their share of the work."""
+    from fedbench.engine.ranks import RankGroup
     from fedbench.federation import Federation
-    from fedbench.workforce import Workforce
 
     try:
         population = population_of(plan, dataset.to(fabric.device), fabric)
-        workforce = Workforce(plan.executor, fabric, population)
+        workforce = RankGroup(plan.executor, fabric, population)
         if _n_last(plan):
-            workforce.room = partial(machine.room, "cpu", plan.executor.threads)
+            workforce.room = partial(resources.room, "cpu", plan.executor.threads)
         if fabric.global_rank > 0:
             workforce.serve()
             return None
@@ -147,13 +148,13 @@ def _finished(plan: Plan) -> Record | None:
 def _display(plan: Plan, first_round: int = 0) -> Display:
     config = plan.config
     # Runs side by side would draw over each other's live line.
-    live = machine.side_by_side() == 1
+    live = resources.side_by_side() == 1
     return Display(config.title, config.rounds, first_round, live=live)
 
 
 def population_of(plan: Plan, dataset: Dataset, fabric: Fabric) -> Population:
     """All clients, with a model as initialised."""
-    from fedbench.population import Population
+    from fedbench.engine.population import Population
 
     torch.manual_seed(derive(plan.config.seed, "init"))
     network = plan.model.build(dataset.input_shape, dataset.n_classes)

@@ -16,11 +16,11 @@ from fedbench.backdoor import BACKDOORS, Backdoor
 from fedbench.config import RunConfig
 from fedbench.data import DATASETS, Dataset
 from fedbench.defense import DEFENSES, Defense
-from fedbench.executors import Sequential
+from fedbench.engine.executors import Sequential
+from fedbench.engine.population import Population
+from fedbench.engine.ranks import RankGroup
 from fedbench.federation import Federation
-from fedbench.population import Population
-from fedbench.results import Record
-from fedbench.workforce import Workforce
+from fedbench.results.run_dir import Record
 
 torch.set_num_threads(1)  # tests run side by side: threads of all of them would wait for each other
 
@@ -66,7 +66,7 @@ def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
             fabric,
         )
         defense = defense or DEFENSES.build({"name": "fedavg"})
-        made = Federation(population, Workforce(Sequential(), fabric, population), defense)
+        made = Federation(population, RankGroup(Sequential(), fabric, population), defense)
         chosen = population.attack.planted([{"name": "patch"}])
         made.prepare([BACKDOORS.build(backdoor) for backdoor in chosen], made.initial())
         return made

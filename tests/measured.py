@@ -7,12 +7,12 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from fedbench import metrics
-from fedbench.metrics import BATCH, Probe
+from fedbench.metrics import BATCH, EvaluationSet
 
 
 def accuracy(
     module: nn.Module,
-    probe: Probe,
+    probe: EvaluationSet,
     decode: Callable[[Tensor], Tensor],
     threshold: float | None = None,
     batch_size: int = BATCH,

@@ -28,12 +28,12 @@ from fedbench.backdoor import BACKDOORS
 from fedbench.config import register_schema
 from fedbench.data import DATASETS, Spec
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
+from fedbench.engine.executors import EXECUTORS
+from fedbench.engine.parameters import ParameterLayout
 from fedbench.errors import UserError
-from fedbench.executors import EXECUTORS
 from fedbench.models import MODELS
 from fedbench.registry import Registry
-from fedbench.tracking import TRACKERS
-from fedbench.vector import Layout
+from fedbench.report.tracking import TRACKERS
 
 # Rules whose own definition breaks a promise below. Names that are not registered do no harm.
 NOT_UNANIMOUS = {
@@ -98,8 +98,8 @@ every_targeted = pytest.mark.parametrize("name", TARGETED)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 
-SMALL = Layout(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)))  # P = 53
-LARGE = Layout(nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4)))  # P = 1354
+SMALL = ParameterLayout(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)))  # P = 53
+LARGE = ParameterLayout(nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4)))  # P = 1354
 ROUNDS = (  # ids of three rounds: clients come, go and change their place
     (0, 1, 2, 3, 4, 5, 6, 7, 8, 9),
     (12, 3, 5, 1, 20, 7, 0, 8, 9, 2),
@@ -111,7 +111,7 @@ def noise(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def honest(n: int, layout: Layout = SMALL, seed: int = 0) -> Tensor:
+def honest(n: int, layout: ParameterLayout = SMALL, seed: int = 0) -> Tensor:
     """Updates as training makes them, [N, P] float64: a common direction and each its own."""
     p = layout.n_params
     return 0.1 * (noise(p, seed=seed) + 0.5 * noise(n, p, seed=seed + 1000))
@@ -121,7 +121,7 @@ def view_of(
     updates: Tensor,
     ids: Sequence[int] | None = None,
     index: int = 0,
-    layout: Layout = SMALL,
+    layout: ParameterLayout = SMALL,
     seed: int = 0,
 ) -> ServerView:
     return ServerView(
@@ -134,7 +134,7 @@ def view_of(
     )
 
 
-def first_round(defense: Defense, updates: Tensor, layout: Layout = SMALL) -> Aggregate:
+def first_round(defense: Defense, updates: Tensor, layout: ParameterLayout = SMALL) -> Aggregate:
     return defense.aggregate(updates, defense.init(), view_of(updates, layout=layout))[0]
 
 
@@ -224,7 +224,7 @@ def duplicates(n: int) -> Tensor:
     return updates
 
 
-def nearly_equal(n: int, layout: Layout = SMALL, seed: int = 0) -> Tensor:
+def nearly_equal(n: int, layout: ParameterLayout = SMALL, seed: int = 0) -> Tensor:
     """Rows that differ by 1e-4 of their size: in float32 only their last ten bits do."""
     common = noise(layout.n_params, seed=seed + 3)
     return common * (1 + 1e-4 * noise(n, layout.n_params, seed=seed + 4))
@@ -273,7 +273,9 @@ def build(name: str) -> Defense:
     return DEFENSES.build({"name": name})
 
 
-def play(defense: Defense, rounds: Sequence[Tensor], layout: Layout = SMALL) -> list[Aggregate]:
+def play(
+    defense: Defense, rounds: Sequence[Tensor], layout: ParameterLayout = SMALL
+) -> list[Aggregate]:
     """The outcomes of several rounds of the same clients."""
     state, outcomes = defense.init(), []
     for index, updates in enumerate(rounds):
@@ -574,8 +576,8 @@ def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 10, (n,), generator=rng)
 
 
-def orders(pdr: float, slot: int = 0, seed: int = 0, implants: Any = PATCHES[:1]) -> Poisoning:
-    return Poisoning(slot, implants, pdr, 10, torch.Generator().manual_seed(seed))
+def orders(pdr: float, slot: int = 0, seed: int = 0, backdoors: Any = PATCHES[:1]) -> Poisoning:
+    return Poisoning(slot, backdoors, pdr, 10, torch.Generator().manual_seed(seed))
 
 
 def attack_view(global_params: Tensor, n_malicious: int = 3) -> AttackView:
@@ -635,7 +637,7 @@ def test_poison_depends_on_its_generator_alone(name: str) -> None:
 def test_backdoors_are_dealt_out_by_slot(name: str, slot: int) -> None:
     attack = ATTACKS.get(name)()
     x, y = samples(50)
-    poisoned_x, poisoned_y = attack.poison(x, y, orders(0.4, slot, implants=PATCHES))
+    poisoned_x, poisoned_y = attack.poison(x, y, orders(0.4, slot, backdoors=PATCHES))
     stamped = changed(poisoned_x, x)
     assert int(stamped.sum()) == 20
     assert (poisoned_y[stamped] == PATCHES[slot % 2].target).all()
@@ -648,7 +650,7 @@ def test_objective_is_differentiable(name: str, moved: bool) -> None:
     """Also at the first step, when the parameters are the global ones."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    layout = Layout(network)
+    layout = ParameterLayout(network)
     global_params = layout.read_params() + (0.1 if moved else 0)
     before = bits(global_params)
     loss = nn.functional.cross_entropy(network(torch.randn(16, 6)), torch.arange(16) % 3)

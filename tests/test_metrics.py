@@ -12,7 +12,7 @@ from measured import accuracy
 from torch import Tensor, nn
 
 from fedbench.backdoor import BACKDOORS
-from fedbench.metrics import IGNORED, Probe, auc, batch_size, mean, rates
+from fedbench.metrics import IGNORED, EvaluationSet, auc, batch_size, mean, rates
 
 
 class Fixed(nn.Module):
@@ -24,8 +24,10 @@ class Fixed(nn.Module):
 
 def test_accuracy_is_the_share_of_expected_labels() -> None:
     logits = torch.tensor([[2.0, 1], [0, 1], [3, 0], [0, 5]])
-    assert accuracy(Fixed(), Probe(logits, torch.tensor([0, 1, 1, 1])), nn.Identity()) == 0.75
-    empty = Probe(logits[:0], torch.zeros(0, dtype=torch.long))
+    assert (
+        accuracy(Fixed(), EvaluationSet(logits, torch.tensor([0, 1, 1, 1])), nn.Identity()) == 0.75
+    )
+    empty = EvaluationSet(logits[:0], torch.zeros(0, dtype=torch.long))
     assert accuracy(Fixed(), empty, nn.Identity()) is None
 
 
@@ -33,20 +35,20 @@ def test_accuracy_does_not_depend_on_the_batches() -> None:
     logits = torch.randn(2500, 4, generator=torch.Generator().manual_seed(0))
     expected = torch.arange(2500) % 4
     by_hand = int((logits.argmax(dim=1) == expected).sum()) / 2500
-    assert accuracy(Fixed(), Probe(logits, expected), nn.Identity()) == by_hand
+    assert accuracy(Fixed(), EvaluationSet(logits, expected), nn.Identity()) == by_hand
 
 
 def test_a_model_that_answers_nan_is_never_right() -> None:
     logits = torch.tensor([[torch.nan, 1.0], [torch.inf, 0.0], [1.0, 0.0]])
     expected = torch.tensor([0, 0, 0])
-    assert accuracy(Fixed(), Probe(logits, expected), nn.Identity()) == 1 / 3
+    assert accuracy(Fixed(), EvaluationSet(logits, expected), nn.Identity()) == 1 / 3
 
 
 def test_ba_leaves_out_the_samples_of_the_target_class() -> None:
     x = torch.zeros(5, 1, 6, 6, dtype=torch.uint8)
     y = torch.tensor([0, 1, 2, 1, 0])
     backdoor = BACKDOORS.build({"name": "patch", "target": 1, "size": 2})
-    triggered = backdoor.probe(x, y)  # type: ignore[attr-defined]
+    triggered = backdoor.evaluation_set(x, y)  # type: ignore[attr-defined]
     assert triggered.expected.tolist() == [1, 1, 1]
     assert triggered.x.shape == (3, 1, 6, 6)
     assert triggered.x.view(3, -1).sum(dim=1).tolist() == [4 * 255] * 3
@@ -104,10 +106,10 @@ def test_mean_leaves_out_what_is_not_there() -> None:
 
 def test_predictions_at_once_are_bounded() -> None:
     """50,000 words of 64 predictions are 3.2 million numbers a sample: 5 of them are 16 million."""
-    words = Probe(torch.zeros(100, 64), torch.zeros(100, 64))
+    words = EvaluationSet(torch.zeros(100, 64), torch.zeros(100, 64))
     assert batch_size(words, 50_000) == 5
     assert batch_size(words, 10**9) == 1
-    images = Probe(torch.zeros(100, 1, 28, 28), torch.zeros(100))
+    images = EvaluationSet(torch.zeros(100, 1, 28, 28), torch.zeros(100))
     assert batch_size(images, 10) == 250
 
 
@@ -122,5 +124,5 @@ def test_accuracy_does_not_depend_on_the_batch(size: int) -> None:
         for t in range(4)
         if expected[i, t] != IGNORED
     ]
-    got = accuracy(Fixed(), Probe(logits, expected), nn.Identity(), batch_size=size)
+    got = accuracy(Fixed(), EvaluationSet(logits, expected), nn.Identity(), batch_size=size)
     assert got == sum(by_hand) / 25

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbench.data import Spec
+from fedbench.engine.parameters import ParameterLayout
 from fedbench.errors import UserError
 from fedbench.models import MODELS
-from fedbench.vector import Layout
 
 GREY, COLOUR, WORDS = Spec("grey", (1, 28, 28), 10), Spec("c", (3, 32, 32), 10), Spec("w", (5,), 9)
 
@@ -39,7 +39,7 @@ def test_the_lstm_has_the_papers_size_with_its_output_tied() -> None:
     assert sum(p.numel() for p in network.parameters()) == 10_693_200
     assert network[0].weight is network[-1].weight
     # A step of training moves both ends at once.
-    layout = Layout(network)
+    layout = ParameterLayout(network)
     assert layout.n_params == 10_693_200
 
 

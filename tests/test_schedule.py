@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from fedbench.attack import ATTACKS
 from fedbench.config import RunConfig
+from fedbench.engine.population import Job
 from fedbench.errors import UserError
 from fedbench.federation import Federation
-from fedbench.population import Job
 
 Make = Callable[..., Federation]
 

@@ -1,0 +1,73 @@
+"""A model as a flat vector. This module alone decides what is in P."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class ParameterLayout:
+    """Where each parameter of a module stands in P, and each float buffer in Q.
+
+    P holds all trainable parameters in `named_parameters` order (a tied parameter once); Q the
+    floating-point buffers, such as batch-norm statistics, in `named_buffers` order. Other buffers,
+    such as batch norm's counter, start every client's training as they were at first.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        params = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
+        self.layers: Mapping[str, slice] = _slices(params)
+        self.n_params = sum(p.numel() for p in params.values())
+        self.n_buffers = sum(b.numel() for b in buffers.values())
+        self._params = tuple(params.values())
+        self._buffers = tuple(buffers.values())
+        counters = [b for _, b in module.named_buffers() if not b.is_floating_point()]
+        self._counters = [(counter, counter.clone()) for counter in counters]
+
+    @property
+    def params(self) -> tuple[nn.Parameter, ...]:
+        """The live parameters of the module, in the order of P."""
+        return self._params
+
+    def read_params(self, out: Tensor | None = None) -> Tensor:
+        """[P], a copy."""
+        return _read(self._params, out)
+
+    def read_buffers(self, out: Tensor | None = None) -> Tensor:
+        """[Q], a copy."""
+        return _read(self._buffers, out)
+
+    def write(self, params: Tensor, buffers: Tensor) -> None:
+        """Loads [P] and [Q] into the module."""
+        _write(self._params, params)
+        _write(self._buffers, buffers)
+        for counter, start in self._counters:  # one client's count must not reach the next
+            counter.copy_(start)
+
+
+def _slices(tensors: Mapping[str, Tensor]) -> dict[str, slice]:
+    slices, start = {}, 0
+    for name, tensor in tensors.items():
+        slices[name] = slice(start, start + tensor.numel())
+        start += tensor.numel()
+    return slices
+
+
+@torch.no_grad()
+def _read(tensors: tuple[Tensor, ...], out: Tensor | None) -> Tensor:
+    if not tensors:
+        return torch.zeros(0) if out is None else out
+    return torch.cat([tensor.reshape(-1) for tensor in tensors], out=out)
+
+
+@torch.no_grad()
+def _write(tensors: tuple[Tensor, ...], vector: Tensor) -> None:
+    if not tensors:
+        return
+    parts = vector.split([tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(
+        list(tensors), [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+    )

@@ -1,0 +1,66 @@
+"""none: every client is honest, and the same ones take part as under an attack."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from fedbench.attack import ATTACKS, Attack, AttackView
+from fedbench.config import RunConfig
+from fedbench.data import Dataset, Images
+from fedbench.engine.population import Population
+
+NoAttack = ATTACKS.get("none")
+ConstrainAndScale = ATTACKS.get("constrain_and_scale")
+N_ROUNDS = 5
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (400, 1, 6, 6), generator=rng, dtype=torch.uint8)
+    y = torch.arange(400) % 10
+    return Images("made", x, y, x[:50], y[:50], n_classes=10, mean=0.5, std=0.25)
+
+
+def population(dataset: Dataset, attack: Attack, pmr: float = 0.4) -> Population:
+    config = RunConfig(n_clients=10, pool=20, pmr=pmr, local_epochs=1, batch_size=8)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 10))
+    fabric = Fabric(accelerator="cpu", devices=1)
+    return Population(config, dataset, network, attack, fabric)
+
+
+def test_by_hand() -> None:
+    # Neither the loss 2 nor the rows (1, 2) and (3, 4) change, though M of N = 2 of 4 could.
+    view = AttackView(0, torch.ones(2), {}, 4, 2, server_lr=0.5, rng=torch.Generator())
+    loss = torch.tensor(2.0, requires_grad=True)
+    params = [nn.Parameter(torch.tensor([5.0, 5.0]))]
+    assert NoAttack().objective(loss, params, view).item() == 2
+    sent = NoAttack().collude(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), view)
+    assert [row.tolist() for row in sent] == [[1, 2], [3, 4]]
+    assert NoAttack().craft(torch.tensor([5.0, 6.0]), view).tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("pmr", [0.0, 0.4, 1.0])
+def test_nobody_is_malicious(dataset: Dataset, pmr: float) -> None:
+    benign = population(dataset, NoAttack(), pmr)
+    for index in range(N_ROUNDS):
+        assert not any(job.malicious for job in benign.select(index))
+
+
+def test_the_same_clients_take_part_as_under_an_attack(dataset: Dataset) -> None:
+    benign = population(dataset, NoAttack())
+    attacked = population(dataset, ConstrainAndScale())
+    for index in range(N_ROUNDS):
+        honest, poisoned = benign.select(index), attacked.select(index)
+        assert [job.client for job in honest] == [job.client for job in poisoned]
+        assert sum(job.malicious for job in poisoned) == 4  # 0.4 of 10
+
+
+def test_backdoors_are_still_measured() -> None:
+    """The harness asks the attack for its backdoors whether it is active or not."""
+    assert NoAttack().planted(["patch"]) == ["patch"]  # the data set's own
+    assert NoAttack(backdoors=[{"name": "bars"}]).planted(["patch"]) == [{"name": "bars"}]

@@ -1,0 +1,245 @@
+"""southwest: the file's images as the network's, and every way the file can be wrong."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedbench.attack import Poisoning, plant
+from fedbench.backdoor import BackdoorContext, Collection
+from fedbench.backdoors.southwest import Southwest
+from fedbench.data import Images, Spec
+from fedbench.datasets.files import local_file
+from fedbench.errors import UserError
+
+CIFAR10 = Spec("cifar10", (3, 32, 32), 10)
+TRUCK = 9
+
+
+def scene() -> BackdoorContext:
+    x, y = torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.arange(4)
+    data = Images("cifar10", x, y, x, y, n_classes=10, mean=0.5, std=0.25)
+    return BackdoorContext(data, own=torch.arange(4), features=lambda x: x)
+
+
+def images(n: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
+
+
+def prepared(path: Path, **arrays: Any) -> Collection:
+    """The backdoor made ready of a file of these arrays."""
+    np.savez(path, **arrays)
+    return Southwest(file=str(path)).prepare(scene())
+
+
+def told(path: Path) -> str:
+    """What is wrong with a file, in one line that names it."""
+    with pytest.raises((UserError, ValueError)) as caught:
+        Southwest(file=str(path)).prepare(scene())
+    text = str(caught.value)
+    assert len(text.splitlines()) == 1
+    assert str(path) in text
+    return text
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "planes.npz"
+
+
+def test_by_hand(path: Path) -> None:
+    # Row 1, column 2 of the only image is (red, green, blue) = (10, 20, 30), the rest is black.
+    image = np.zeros((1, 32, 32, 3), dtype=np.uint8)
+    image[0, 1, 2] = 10, 20, 30
+    ready = prepared(path, train=image, test=image)
+    assert ready.x_train[0, :, 1, 2].tolist() == [10, 20, 30]
+    assert ready.x_train.count_nonzero() == 3
+    assert ready.y_train.tolist() == [TRUCK]
+
+
+def test_every_pixel_stays(path: Path) -> None:
+    train, test = images(5, seed=0), images(3, seed=1)
+    ready = prepared(path, train=train, test=test, other=np.zeros(2))
+    for got, want in ((ready.x_train, train), (ready.x_test, test)):
+        assert got.dtype == torch.uint8
+        assert got.is_contiguous()
+        for channel in range(3):
+            assert np.array_equal(got[:, channel].numpy(), want[..., channel])
+    assert ready.y_train.tolist() == [TRUCK] * 5
+    probe = ready.evaluation_set(torch.zeros(1), torch.zeros(1))
+    assert probe.x is ready.x_test
+    assert probe.expected.tolist() == [TRUCK] * 3
+
+
+def test_samples_are_replaced_by_planes(path: Path) -> None:
+    ready = prepared(path, train=images(3, seed=0), test=images(1, seed=1))
+    x, y = torch.zeros(10, 3, 32, 32, dtype=torch.uint8), torch.zeros(10, dtype=torch.long)
+    orders = Poisoning(0, [ready], pdr=0.4, n_classes=10, rng=torch.Generator())
+    poisoned, labels = plant(x, y, orders, [ready])
+    assert poisoned.dtype == torch.uint8
+    changed = poisoned.ne(0).flatten(1).any(dim=1)
+    assert changed.sum() == 4
+    assert labels[changed].tolist() == [TRUCK] * 4
+    assert labels[~changed].tolist() == [0] * 6
+    assert len(poisoned[changed].unique(dim=0)) == 3  # each plane once, one of them twice
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint16", "int8"])
+def test_other_whole_numbers_are_told_or_become_bytes(path: Path, dtype: str) -> None:
+    train = (images(2, seed=0) // 2).astype(dtype)
+    np.savez(path, train=train, test=train)
+    try:
+        ready = Southwest(file=str(path)).prepare(scene())
+    except (UserError, ValueError):
+        told(path)
+        return
+    assert ready.x_train.dtype == ready.x_test.dtype == torch.uint8
+    assert np.array_equal(ready.x_train.permute(0, 2, 3, 1).numpy(), train)
+
+
+@pytest.mark.parametrize("value", [256, 300, -1, 2**40])
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_values_that_are_no_bytes_are_told(path: Path, name: str, value: int) -> None:
+    arrays = {part: images(2, seed=0).astype(np.int64) for part in ("train", "test")}
+    arrays[name][1, 5, 6, 2] = value
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    assert name in told(path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"train": images(2, 0)}, "no array test, expected train, test"),
+        ({"test": images(2, 0)}, "no array train, expected train, test"),
+        ({}, "no array train, test"),
+        (
+            {"train": images(2, 0).transpose(0, 3, 1, 2), "test": images(2, 0)},
+            "train must be whole numbers, n x 32 x 32 x 3, got uint8 of shape (2, 3, 32, 32)",
+        ),
+        (
+            {"train": images(2, 0), "test": images(2, 0)[..., :1]},
+            "test must be whole numbers, n x 32 x 32 x 3, got uint8 of shape (2, 32, 32, 1)",
+        ),
+        ({"train": images(2, 0)[0], "test": images(2, 0)}, "got uint8 of shape (32, 32, 3)"),
+        ({"train": images(2, 0), "test": images(2, 0)[None]}, "shape (1, 2, 32, 32, 3)"),
+        ({"train": images(0, 0), "test": images(2, 0)}, "got uint8 of shape (0, 32, 32, 3)"),
+        (
+            {"train": images(2, 0) / 255, "test": images(2, 0)},
+            "train must be whole numbers, n x 32 x 32 x 3, got float64",
+        ),
+        ({"train": images(2, 0), "test": images(2, 0) > 9}, "test must be whole numbers"),
+        (
+            {"train": images(2, 0), "test": images(2, 0).astype(object)},
+            "cannot be read as .npz (Object arrays cannot be loaded when allow_pickle=False)",
+        ),
+    ],
+    ids=[
+        "no test",
+        "no train",
+        "no arrays",
+        "channels first",
+        "grey",
+        "one image",
+        "a dimension more",
+        "no images",
+        "floats",
+        "booleans",
+        "pickled objects",
+    ],
+)
+def test_other_arrays_are_told(path: Path, arrays: dict[str, Any], message: str) -> None:
+    np.savez(path, **arrays)
+    assert message in told(path)
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def zip_of(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(f"{name}.npy", data)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"<!DOCTYPE html><html>",
+        images(1, 0).dumps(),  # a pickle, as the authors publish it
+        zip_of(train=npy_bytes(images(1, 0))[:-1], test=npy_bytes(images(1, 0))),
+        zip_of(train=npy_bytes(images(1, 0)), test=npy_bytes(images(1, 0)))[:-30],
+    ],
+    ids=["empty", "a page", "a pickle", "an array cut off", "cut off"],
+)
+def test_other_files_are_told(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    assert "cannot be read as .npz" in told(path)
+
+
+def test_no_file_is_told_before_anything_is_read(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDBENCH_DATA", raising=False)
+    message = f"^{path}: no such file or folder, expected southwest.npz$"
+    with pytest.raises(UserError, match=message):
+        Southwest(file=str(path)).check(CIFAR10)
+    with pytest.raises(UserError, match=r"^southwest\.npz is not on this machine: put it into "):
+        Southwest().check(CIFAR10)
+    with pytest.raises(UserError, match=r"southwest\.npz is not on this machine"):
+        Southwest().prepare(scene())
+
+
+def test_the_file_is_found_where_data_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path))
+    np.savez(tmp_path / "southwest.npz", train=images(2, 0), test=images(1, 1))
+    Southwest().check(CIFAR10)
+    assert len(Southwest().prepare(scene()).x_train) == 2
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (32, 32, 3), (64,)])
+def test_samples_of_another_shape_are_refused(path: Path, shape: tuple[int, ...]) -> None:
+    path.touch()
+    with pytest.raises(ValueError, match=r"of shape \(3, 32, 32\), the samples of made of \("):
+        Southwest(file=str(path)).check(Spec("made", shape, 10))
+
+
+@pytest.mark.parametrize("target", [-1, 10])
+def test_a_target_that_is_no_class_is_refused(path: Path, target: int) -> None:
+    path.touch()
+    with pytest.raises(ValueError, match=rf"target must be a class 0\.\.9, got {target}"):
+        Southwest(file=str(path), target=target).check(CIFAR10)
+
+
+def test_the_published_planes() -> None:
+    try:
+        path = local_file(None, "southwest.npz")
+    except UserError:
+        pytest.skip("southwest.npz is not on this machine; FEDBENCH_DATA may name its folder")
+    Southwest().check(CIFAR10)
+    ready = Southwest().prepare(scene())
+    assert ready.x_train.shape == (784, 3, 32, 32)
+    assert ready.x_test.shape == (196, 3, 32, 32)
+    with np.load(path) as archive:
+        for name, x in (("train", ready.x_train), ("test", ready.x_test)):
+            assert np.array_equal(x.numpy().transpose(0, 2, 3, 1), archive[name])
+
+
+def test_planes_cannot_be_meant_to_be_planes(tmp_path: Path) -> None:
+    path = tmp_path / "southwest.npz"
+    np.savez(path, train=images(2, 0), test=images(2, 1))
+    with pytest.raises(ValueError, match="images are of class 0, which is the target"):
+        Southwest(target=0, file=str(path)).check(Spec("cifar10", (3, 32, 32), 10))
+    Southwest(target=0, file=str(path)).check(Spec("other", (3, 32, 32), 10))

@@ -1,0 +1,229 @@
+"""The display of a run: on a terminal, in a pipe, and when nobody listens any more."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedbench.report.console import Display, clock, duration, kept, percent
+
+ROOT = Path(__file__).parents[2]
+TITLE = "krum constrain_and_scale pmr=0.2"
+
+
+def record(index: int, **changes: Any) -> dict[str, Any]:
+    clients = [
+        {"id": i, "malicious": i < 6, "accepted": i >= 6, "score": 0.5, "weight": 1 / 24}
+        for i in range(30)
+    ]
+    measured = {"MA": 0.841, "BA": 0.998, "TPR": 1.0, "TNR": 1.0, "AUC": None}
+    seconds = {"train": 0.4, "aggregate": 0.1, "evaluate": 0.1}
+    return {"round": index, **measured, "seconds": seconds, "clients": clients, **changes}
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    numbers = {"MA": 0.84, "BA": 0.123, "TPR": 1.0, "TNR": 0.042, "AUC": None}
+    return {"status": "finished", **numbers, "rounds": 10, "seconds": 7.4, **changes}
+
+
+def pipe() -> Console:
+    return Console(file=io.StringIO(), force_terminal=False, width=20)
+
+
+def terminal(width: int = 120, **environ: str) -> Console:
+    return Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        width=width,
+        height=25,
+        color_system="standard",
+        _environ={"TERM": "xterm", **environ},
+    )
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def without_codes(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def test_percent_is_a_dash_where_nothing_was_measured() -> None:
+    assert [percent(share) for share in (0.8412, 0.0, 1.0, None)] == ["84.1", "0.0", "100.0", "-"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (723, "12 min 03 s"),
+        (3599.6, "1 h 00 min"),
+        (11100, "3 h 05 min"),
+    ],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_clock() -> None:
+    assert [clock(seconds) for seconds in (0.9, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
+
+
+def test_kept_counts_the_accepted_and_is_a_dash_for_a_rule_that_judges_no_client() -> None:
+    assert kept(record(0)["clients"]) == "24/30"
+    assert kept([{"accepted": False}, {"accepted": False}]) == "0/2"
+    assert kept([{"accepted": None}, {"accepted": None}]) == "-"
+
+
+def test_a_pipe_gets_one_plain_line_a_round() -> None:
+    console = pipe()
+    unjudged = [{"id": 0, "malicious": False, "accepted": None, "score": None, "weight": 1.0}]
+    with Display(TITLE, 10, console=console) as display:
+        display.say("executor [bold]vectorized")
+        display.round(record(2))
+        display.round(record(3, BA=None, clients=unjudged))
+        display.close(summary(TNR=None))
+    assert written(console).splitlines() == [
+        "executor [bold]vectorized",
+        f"{TITLE}  round 3/10  MA 84.1  BA 99.8  kept 24/30  0.6 s",
+        f"{TITLE}  round 4/10  MA 84.1  BA -  kept -  0.6 s",
+        f"{TITLE}  finished in 7.4 s: BA 12.3  MA 84.0  TPR 100.0  TNR -",
+    ]
+
+
+def test_pretraining_in_a_pipe_says_that_it_began_and_that_it_ended() -> None:
+    console = pipe()
+    with Display("krum", 10, console=console) as display:
+        for done in range(1, 21):
+            display.pretrain(done, 20)
+        display.close(summary(status="failed", error="a\nb\x1b[31m"))
+    assert written(console).splitlines() == [
+        "krum  pretrain 1/20",
+        "krum  pretrain 20/20",
+        "krum  failed: a b [31m",
+    ]
+
+
+def test_the_other_endings() -> None:
+    console = pipe()
+    Display("krum", 10, console=console).close(summary(), skipped=True)
+    with Display("flame", 10, first_round=5, console=console):
+        pass
+    assert written(console).splitlines() == [
+        "krum  already finished, skipped: BA 12.3  MA 84.0  TPR 100.0  TNR 4.2",
+        "flame  stopped after round 5/10; the same command resumes it",
+    ]
+
+
+def test_an_interrupt_passes_through() -> None:
+    before = sys.stdout
+    with pytest.raises(KeyboardInterrupt), Display("krum", 10, console=terminal()):
+        raise KeyboardInterrupt
+    assert sys.stdout is before  # and not rich's stand-in of the live line
+
+
+def test_a_terminal_keeps_one_live_line_and_leaves_only_the_last() -> None:
+    console = terminal()
+    for name in ("krum", "flame"):
+        with Display(name, 10, console=console) as display:
+            display.round(record(2))
+            display.say("a word in between [bold]")
+            display.close(summary())
+    text = without_codes(written(console))
+    assert (
+        "krum  ━━━━━━──────────────  round 3/10  MA 84.1  BA 99.8  kept 24/30  0:00  left" in text
+    )
+    assert "a word in between [bold]" in text
+    assert text.count("flame  finished in 7.4 s: BA 12.3") == 1
+    # The live line is erased, not scrolled: `erase line` comes before the ending.
+    assert written(console).rindex("\x1b[2K") < written(console).rindex("finished in")
+
+
+@pytest.mark.parametrize("width", [1, 10, 40, 60, 80, 120])
+def test_the_live_line_fits_the_terminal(width: int) -> None:
+    display = Display(TITLE, 10, console=terminal(width))
+    display.round(record(2))
+    shown = display._console.render_lines(display._line(), pad=False)
+    assert len(shown) == 1
+    line = "".join(segment.text for segment in shown[0])
+    assert len(line) <= width
+    assert ("round 3/10" in line) == (width >= 10)
+    assert ("kept 24/30" in line) == (width >= 40)
+    assert ("krum cons" in line) == (width >= 80)
+
+
+def test_time_left_is_the_pace_since_the_resumed_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("fedbench.report.console.time.monotonic", lambda: now)
+    display = Display("krum", 10, first_round=4, console=terminal())
+    assert "left" not in display._line().plain
+    now = 120.0
+    display.round(record(5))  # 2 rounds in 20 s, 4 to go: 40 s
+    assert display._line().plain.endswith("0:20  left 0:40")
+    now = 125.0
+    assert display._line().plain.endswith("0:25  left 0:35")
+    now = 999.0
+    assert display._line().plain.endswith("left 0:00")
+
+
+def test_no_color_means_no_color() -> None:
+    console = terminal(NO_COLOR="1")
+    with Display("krum", 10, console=console) as display:
+        display.round(record(2))
+        display.close(summary())
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", written(console))
+
+
+def test_an_ascii_pipe_is_no_reason_to_stop() -> None:
+    raw = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(raw, encoding="ascii"), force_terminal=False)
+    Display("krum", 10, console=console).close(summary(status="failed", error="± 3"))
+    assert raw.getvalue() == b"krum  failed: ? 3\n"
+
+
+def test_a_closed_file_silences_the_display() -> None:
+    console = pipe()
+    with Display("krum", 10, console=console) as display:
+        console.file.close()
+        display.round(record(2))
+        display.close(summary())
+
+
+SCRIPT = """
+import sys
+from fedbench.report.console import Display
+record = {"MA": 1, "BA": 0, "seconds": {"train": 1}, "clients": [{"accepted": True}]}
+for name in ("krum", "flame"):
+    with Display(name, 5000) as display:
+        for i in range(5000):
+            display.round({**record, "round": i})
+        print("printed by something else")
+print("survived", "torch" in sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("tail", ["| head -1", ">&-", "| cat > /dev/null"])
+def test_a_reader_that_leaves_does_not_end_the_run(tail: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = f'set -o pipefail; FORCE_COLOR=1 "{sys.executable}" "{tmp_path}/script.py" {tail}'
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == "survived False\n"
+    assert done.returncode == 0
+    if "head" in tail:
+        assert done.stdout == "krum  round 1/5000  MA 100.0  BA 0.0  kept 1/1  1.0 s\n"
