@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, Collection, check_target
-from fedbench.config import share
+from fedbench.config import rounded_count
 from fedbench.data import Spec
 
 RIDGE = 0.01  # of the mean variance
@@ -76,7 +76,7 @@ class Tail(Backdoor):
         )
 
     def _edge(self, strangeness: Tensor) -> Tensor:
-        n_edge = max(share(self.rate, len(strangeness)), 1)
+        n_edge = max(rounded_count(self.rate, len(strangeness)), 1)
         return strangeness.argsort(descending=True, stable=True)[:n_edge]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbench.backdoor import Backdoor, PreparedBackdoor
-from fedbench.config import share
+from fedbench.config import rounded_count
 from fedbench.data import Spec
 from fedbench.registry import Registry
 
@@ -43,7 +43,7 @@ class Poisoning:
 
     def choose(self, n: int) -> Tensor:
         """The exact share `pdr` of n samples, as indices; a half is rounded up."""
-        return torch.randperm(n, generator=self.rng)[: share(self.pdr, n)]
+        return torch.randperm(n, generator=self.rng)[: rounded_count(self.pdr, n)]
 
 
 @dataclass(frozen=True)

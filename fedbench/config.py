@@ -241,7 +241,7 @@ class RunConfig:
         return settings
 
 
-def share(rate: float, n: int) -> int:
+def rounded_count(rate: float, n: int) -> int:
     """`rate` of n, rounded; a half is rounded up."""
     return int(rate * n + 0.5)
 

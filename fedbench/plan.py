@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedbench.attack import ATTACKS, Attack, Omniscient
 from fedbench.backdoor import BACKDOORS, Backdoor, settings_of
-from fedbench.config import RunConfig, share
+from fedbench.config import RunConfig, rounded_count
 from fedbench.data import DATASETS, DataSource, Spec
 from fedbench.defense import DEFENSES, Defense
 from fedbench.engine.executors import EXECUTORS, Executor
@@ -74,7 +74,7 @@ class Plan:
             n, whole = config.pool_size, f"pool={config.pool_size}"
         elif len(config.client_counts) > 1:
             whole = f"{n}, the fewest of {whole},"
-        if not share(config.pmr, n):
+        if not rounded_count(config.pmr, n):
             raise UserError(f"pmr={config.pmr}: of {whole} that is no client")
 
     def warning(self) -> str | None:

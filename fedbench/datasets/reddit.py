@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbench.config import share
+from fedbench.config import rounded_count
 from fedbench.data import DATASETS, DataSource, Sequences, Spec, windows_of
 from fedbench.datasets.cache import cached, stamp
 from fedbench.datasets.files import ASSETS, data_folders, local_file
@@ -155,7 +155,7 @@ class Posts(DataSource):
 
     def _split(self, stream: array[int], ends: array[int]) -> tuple[Ints, Ints]:
         """An author's windows to train on [k, T + 1], and its words to test on."""
-        n_test = min(max(share(self.test_rate, len(ends)), 1), len(ends) - 1)
+        n_test = min(max(rounded_count(self.test_rate, len(ends)), 1), len(ends) - 1)
         numbers, border = np.frombuffer(stream, np.int32), ends[-n_test - 1]
         return windows_of(numbers[:border], self.length), numbers[border:].copy()
 

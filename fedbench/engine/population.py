@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedbench.attack import Attack, AttackView, Poisoning
 from fedbench.backdoor import BackdoorContext, PreparedBackdoor
-from fedbench.config import RunConfig, share
+from fedbench.config import RunConfig, rounded_count
 from fedbench.data import Dataset
 from fedbench.datasets.partition import shards_of
 from fedbench.engine.local_training import AttackHooks, Classifier, Training
@@ -81,7 +81,7 @@ class Population:
         same = before.split == config.split
         self.pretrain_shards = self.shards if same else shards_of(before, dataset)
         order = torch.randperm(config.pool_size, generator=generator(config.seed, "malicious"))
-        n_malicious = share(config.pmr, config.pool_size)
+        n_malicious = rounded_count(config.pmr, config.pool_size)
         self.malicious = order[:n_malicious].tolist()  # a larger pmr adds to those of a smaller
         self.honest = sorted(order[n_malicious:].tolist())
 
@@ -98,7 +98,7 @@ class Population:
         if self.config.malicious == "sampled":
             clients = _draw(range(self.config.pool_size), n, rng)
         else:
-            n_malicious = min(share(self.config.pmr, n), len(self.malicious))
+            n_malicious = min(rounded_count(self.config.pmr, n), len(self.malicious))
             clients = _draw(self.malicious, n_malicious, rng)
             clients += _draw(self.honest, n - n_malicious, rng)
         attacked = self.attack.active and self.config.attacked_in(index)

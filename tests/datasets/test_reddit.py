@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedbench.backdoor import BACKDOORS, BackdoorContext
-from fedbench.config import RunConfig, share
+from fedbench.config import RunConfig, rounded_count
 from fedbench.data import DATASETS, Sequences, Spec
 from fedbench.datasets import reddit_dumps
 from fedbench.datasets.files import ASSETS
@@ -116,7 +116,7 @@ def slowly(said: Sequence[Post], source: Reddit) -> tuple[Any, ...]:
     train, owners, tests = [], [], []
     for name in names[: source.max_authors]:
         own = by_author[name]
-        n_test = min(max(share(source.test_rate, len(own)), 1), len(own) - 1)
+        n_test = min(max(rounded_count(source.test_rate, len(own)), 1), len(own) - 1)
         parts: list[list[int]] = []
         for part in (own[:-n_test], own[-n_test:]):
             parts.append([i for words in part for i in [*(number.get(w, 0) for w in words), 1]])
