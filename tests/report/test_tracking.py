@@ -378,7 +378,7 @@ def run_script(body: str, directory: Path, seconds: float) -> tuple[int, list[st
         import os, signal, sys, time
         from pathlib import Path
         import fedbench.report.tracking as tracking
-        sys.path.insert(0, {str(ROOT / "tests")!r})
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
         from test_tracking import SUMMARY, info, record, service_pid, wait_for
         said = []
         def say(line):
