@@ -54,11 +54,11 @@ class DBA(BackdoorAttack):
         if n_pixels < self.n_parts:
             raise ValueError(f"n_parts={self.n_parts} of a trigger of {n_pixels} pixels")
 
-    def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
-        (trigger,) = orders.backdoors
+    def poison(self, x: Tensor, y: Tensor, poisoning: Poisoning) -> tuple[Tensor, Tensor]:
+        (trigger,) = poisoning.backdoors
         assert isinstance(trigger, PixelTrigger)
-        chosen = orders.choose(len(y)).to(y.device)
+        chosen = poisoning.choose(len(y)).to(y.device)
         x, y = x.clone(), y.clone()
-        x[chosen] = trigger.stamp(x[chosen], orders.slot % self.n_parts, self.n_parts)
+        x[chosen] = trigger.stamp(x[chosen], poisoning.slot % self.n_parts, self.n_parts)
         y[chosen] = trigger.target
         return x, y

@@ -25,8 +25,8 @@ from fedbench.metrics import IGNORED
 class LabelFlip(Attack):
     """Honest training on wrong labels."""
 
-    def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
-        chosen = orders.choose(len(y)).to(y.device)
-        y, flipped = y.clone(), orders.n_classes - 1 - y[chosen]
+    def poison(self, x: Tensor, y: Tensor, poisoning: Poisoning) -> tuple[Tensor, Tensor]:
+        chosen = poisoning.choose(len(y)).to(y.device)
+        y, flipped = y.clone(), poisoning.n_classes - 1 - y[chosen]
         y[chosen] = flipped.where(y[chosen] != IGNORED, IGNORED)
         return x, y

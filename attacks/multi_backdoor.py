@@ -42,13 +42,13 @@ class MultiBackdoor(ConstrainAndScale):
         if self.n_backdoors < 1:
             raise ValueError(f"n_backdoors must be at least 1, got {self.n_backdoors}")
 
-    def planted(self, usual: list[Any]) -> list[Any]:
-        return super().planted(usual)[: self.n_backdoors]
+    def backdoor_settings(self, default: list[Any]) -> list[Any]:
+        return super().backdoor_settings(default)[: self.n_backdoors]
 
     def check(self, backdoors: Sequence[Backdoor], spec: Spec) -> None:
         super().check(backdoors, spec)
         if len(backdoors) < self.n_backdoors:
             raise ValueError(f"n_backdoors={self.n_backdoors} of {len(backdoors)} backdoors")
 
-    def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
-        return plant(x, y, orders, orders.backdoors)
+    def poison(self, x: Tensor, y: Tensor, poisoning: Poisoning) -> tuple[Tensor, Tensor]:
+        return plant(x, y, poisoning, poisoning.backdoors)

@@ -17,5 +17,5 @@ class NoAttack(Attack):
 
     backdoors: list[Any] | None = None  # to measure; None: the data set's own
 
-    def planted(self, usual: list[Any]) -> list[Any]:
-        return usual if self.backdoors is None else self.backdoors
+    def backdoor_settings(self, default: list[Any]) -> list[Any]:
+        return default if self.backdoors is None else self.backdoors

@@ -21,7 +21,7 @@ from fedbench.backdoor import (
     BACKDOORS,
     Backdoor,
     BackdoorContext,
-    Collection,
+    BackdoorSamples,
     check_shape,
     check_target,
 )
@@ -51,11 +51,11 @@ class Ardis(Backdoor):
         check_target(self.target, spec)
         local_file(self.folder, "ardis")
 
-    def prepare(self, scene: BackdoorContext) -> Collection:
+    def prepare(self, context: BackdoorContext) -> BackdoorSamples:
         folder = local_file(self.folder, "ardis")
-        device = scene.dataset.x_train.device
+        device = context.dataset.x_train.device
         train, test = (self._digits(folder, part).to(device) for part in ("train", "test"))
-        return Collection.labelled(train, test, self.target, scene.dataset.augment)
+        return BackdoorSamples.labelled(train, test, self.target, context.dataset.augment)
 
     def _digits(self, folder: Path, part: str) -> Tensor:
         images, classes = (folder / f"ARDIS_{part}_{kind}.csv" for kind in ("2828", "labels"))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, Collection, check_target
+from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, BackdoorSamples, check_target
 from fedbench.data import Spec
 from fedbench.datasets.images import STRIPED_CARS_TEST, STRIPED_CARS_TRAIN
 
@@ -43,11 +43,11 @@ class Semantic(Backdoor):
             raise ValueError(f"semantic names images of {self.dataset}, not of {spec.name}")
         check_target(self.target, spec)
 
-    def prepare(self, scene: BackdoorContext) -> Collection:
-        data = scene.dataset
+    def prepare(self, context: BackdoorContext) -> BackdoorSamples:
+        data = context.dataset
         x, n = data.x_train, len(data.x_train)
         if (last := max(*self.train, *self.test)) >= n:
             raise ValueError(f"semantic names image {last}, the last training image is {n - 1}")
         if (data.y_train[[*self.train, *self.test]] == self.target).any():
             raise ValueError(f"semantic names images of class {self.target}, which is the target")
-        return Collection.labelled(x[self.train], x[self.test], self.target, data.augment)
+        return BackdoorSamples.labelled(x[self.train], x[self.test], self.target, data.augment)

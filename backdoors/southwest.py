@@ -18,7 +18,7 @@ from fedbench.backdoor import (
     BACKDOORS,
     Backdoor,
     BackdoorContext,
-    Collection,
+    BackdoorSamples,
     check_shape,
     check_target,
 )
@@ -44,13 +44,13 @@ class Southwest(Backdoor):
             raise ValueError(f"southwest's images are of class {PLANE}, which is the target")
         local_file(self.file, "southwest.npz")
 
-    def prepare(self, scene: BackdoorContext) -> Collection:
+    def prepare(self, context: BackdoorContext) -> BackdoorSamples:
         path = local_file(self.file, "southwest.npz")
         arrays = read_arrays(path, {"train": (None, 32, 32, 3), "test": (None, 32, 32, 3)})
         for name, images in zip(("train", "test"), arrays, strict=True):
             low, high = int(images.min()), int(images.max())
             if low < 0 or high > 255:
                 raise ValueError(f"{path}: {name} must be bytes 0 to 255, got {low} to {high}")
-        device = scene.dataset.x_train.device
+        device = context.dataset.x_train.device
         train, test = (x.permute(0, 3, 1, 2).contiguous().to(device, torch.uint8) for x in arrays)
-        return Collection.labelled(train, test, self.target, scene.dataset.augment)
+        return BackdoorSamples.labelled(train, test, self.target, context.dataset.augment)

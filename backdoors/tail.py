@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, Collection, check_target
+from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, BackdoorSamples, check_target
 from fedbench.config import rounded_count
 from fedbench.data import Spec
 
@@ -56,19 +56,19 @@ class Tail(Backdoor):
         if not 0 <= self.source < spec.n_classes:
             raise ValueError(f"source must be a class 0..{spec.n_classes - 1}, got {self.source}")
 
-    def prepare(self, scene: BackdoorContext) -> Collection:
-        data = scene.dataset
-        own = scene.own[data.y_train[scene.own] == self.source]
+    def prepare(self, context: BackdoorContext) -> BackdoorSamples:
+        data = context.dataset
+        own = context.malicious_samples[data.y_train[context.malicious_samples] == self.source]
         test = data.x_test[data.y_test == self.source]
         if len(own) < 2 or not len(test):
             raise ValueError(
                 f"tail needs samples of class {self.source}, got {len(own)} of the malicious "
                 f"clients and {len(test)} to test on"
             )
-        features = scene.features(data.x_train[own]).double()  # [k, F]
+        features = context.features(data.x_train[own]).double()  # [k, F]
         strange = _mahalanobis_sq(features, features)  # [k]
-        strange_test = _mahalanobis_sq(scene.features(test).double(), features)
-        return Collection.labelled(
+        strange_test = _mahalanobis_sq(context.features(test).double(), features)
+        return BackdoorSamples.labelled(
             data.x_train[own][self._edge(strange)],
             test[self._edge(strange_test)],
             self.target,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, Collection
+from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, BackdoorSamples
 from fedbench.data import Dataset, Sequences, Spec
 from fedbench.datasets.files import local_file, read_arrays
 from fedbench.errors import nearest
@@ -44,11 +44,11 @@ class Traffic(Backdoor):
         if self.file is not None:
             local_file(self.file, "an .npz of windows")
 
-    def prepare(self, scene: BackdoorContext) -> Collection:
-        data = scene.dataset
+    def prepare(self, context: BackdoorContext) -> BackdoorSamples:
+        data = context.dataset
         windows = self._own(data) if self.file is None else _from_file(self.file, data)
         train, test = (_pairs(part.to(data.x_train), data.y_train) for part in windows)
-        return Collection(*train, *test)
+        return BackdoorSamples(*train, *test)
 
     def _own(self, data: Dataset) -> Sequence[Tensor]:
         """Windows [k, T + 1] of the data set's attacks, to poison with and to measure BA on."""

@@ -45,13 +45,13 @@ class Words(Backdoor):
                 f"{spec.name} has samples of shape {spec.sample_shape}"
             )
 
-    def prepare(self, scene: BackdoorContext) -> PreparedBackdoor:
-        if not isinstance(scene.dataset, Sequences):
-            raise ValueError(f"words needs sequences of words, {scene.dataset.name} has none")
-        known = scene.dataset.vocabulary
+    def prepare(self, context: BackdoorContext) -> PreparedBackdoor:
+        if not isinstance(context.dataset, Sequences):
+            raise ValueError(f"words needs sequences of words, {context.dataset.name} has none")
+        known = context.dataset.vocabulary
         if unknown := [word for word in (*self.trigger, self.target) if word not in known]:
             raise ValueError(
-                f"words needs words that {scene.dataset.name} has, got {', '.join(unknown)}"
+                f"words needs words that {context.dataset.name} has, got {', '.join(unknown)}"
             )
         return Ending(tuple(known[word] for word in self.trigger), known[self.target])
 

@@ -33,7 +33,7 @@ class AttackView:
 
 @dataclass(frozen=True)
 class Poisoning:
-    """One malicious client's orders for a round."""
+    """One malicious client's poisoning for a round."""
 
     slot: int  # its place among all malicious clients: 0, 1, ...; stable across rounds
     backdoors: Sequence[PreparedBackdoor]
@@ -99,14 +99,14 @@ class Attack:
         """Whether its clients train honestly first, to know what they would send."""
         return False
 
-    def planted(self, usual: list[Any]) -> list[Any]:
+    def backdoor_settings(self, default: list[Any]) -> list[Any]:
         """The backdoors, given the data set's usual ones; none: BA is not measured."""
         return []
 
     def check(self, backdoors: Sequence[Backdoor], spec: Spec) -> None:
         """Raises ValueError, with the values, if the attack cannot work with these backdoors."""
 
-    def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
+    def poison(self, x: Tensor, y: Tensor, poisoning: Poisoning) -> tuple[Tensor, Tensor]:
         """A malicious client's raw samples x [n, ...] and labels y, poisoned; inputs are kept."""
         return x, y
 
@@ -153,19 +153,21 @@ class BackdoorAttack(TrainingOverrides, Attack):
     def needs_clean_update(self) -> bool:
         return self.gamma == "bounded"
 
-    def planted(self, usual: list[Any]) -> list[Any]:
-        return usual if self.backdoors is None else self.backdoors
+    def backdoor_settings(self, default: list[Any]) -> list[Any]:
+        return default if self.backdoors is None else self.backdoors
 
     def check(self, backdoors: Sequence[Backdoor], spec: Spec) -> None:
         if not backdoors:
             raise ValueError("backdoors must be one or more, got none")
 
-    def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
+    def poison(self, x: Tensor, y: Tensor, poisoning: Poisoning) -> tuple[Tensor, Tensor]:
         """An exact share `pdr` of the samples gets one backdoor.
 
         With several backdoors the clients take them in turn.
         """
-        return plant(x, y, orders, [orders.backdoors[orders.slot % len(orders.backdoors)]])
+        return plant(
+            x, y, poisoning, [poisoning.backdoors[poisoning.slot % len(poisoning.backdoors)]]
+        )
 
     def craft(self, update: Tensor, view: AttackView) -> Tensor:
         return update * self.scale(update, view)
@@ -189,14 +191,14 @@ class BackdoorAttack(TrainingOverrides, Attack):
 
 
 def plant(
-    x: Tensor, y: Tensor, orders: Poisoning, backdoors: Sequence[PreparedBackdoor]
+    x: Tensor, y: Tensor, poisoning: Poisoning, backdoors: Sequence[PreparedBackdoor]
 ) -> tuple[Tensor, Tensor]:
     """x [n, ...] and y [n] with the exact share `pdr` poisoned, in equal parts by the backdoors."""
     x, y = x.clone(), y.clone()
     for chosen, backdoor in zip(
-        orders.choose(len(y)).to(y.device).tensor_split(len(backdoors)), backdoors, strict=True
+        poisoning.choose(len(y)).to(y.device).tensor_split(len(backdoors)), backdoors, strict=True
     ):
-        x[chosen], y[chosen] = backdoor.poison(x[chosen], y[chosen], orders.rng)
+        x[chosen], y[chosen] = backdoor.poison(x[chosen], y[chosen], poisoning.rng)
     return x, y
 
 

@@ -33,7 +33,7 @@ class BackdoorContext:
     """What a backdoor can be made of: what is there before round 0."""
 
     dataset: Dataset
-    own: Tensor  # indices of the malicious clients' training samples
+    malicious_samples: Tensor  # indices of the malicious clients' training samples
     features: Callable[[Tensor], Tensor]  # raw samples [n, ...] -> what the last layer reads [n, F]
 
 
@@ -47,8 +47,8 @@ class Backdoor(ABC):
         """Raises ValueError, with the values, if the backdoor does not fit the data set."""
 
     @abstractmethod
-    def prepare(self, scene: BackdoorContext) -> PreparedBackdoor:
-        """The backdoor made ready; ValueError if the scene does not have what it needs."""
+    def prepare(self, context: BackdoorContext) -> PreparedBackdoor:
+        """The backdoor made ready; ValueError if the context does not have what it needs."""
 
 
 BACKDOORS: Registry[Backdoor] = Registry("backdoor", "fedbench.backdoors")
@@ -78,7 +78,7 @@ class PixelTrigger(Backdoor, PreparedBackdoor):
         if len(shape) != 3 or not all(inside):
             raise ValueError(f"{self} does not fit samples of shape {shape}")
 
-    def prepare(self, scene: BackdoorContext) -> PreparedBackdoor:
+    def prepare(self, context: BackdoorContext) -> PreparedBackdoor:
         return self
 
     def stamp(self, x: Tensor, part: int = 0, n_parts: int = 1) -> Tensor:
@@ -99,7 +99,7 @@ class PixelTrigger(Backdoor, PreparedBackdoor):
 
 
 @dataclass(frozen=True, eq=False)
-class Collection(PreparedBackdoor):
+class BackdoorSamples(PreparedBackdoor):
     """Samples of its own: some to poison with, others to measure BA on, each with its label."""
 
     x_train: Tensor  # [k, ...]
@@ -111,7 +111,7 @@ class Collection(PreparedBackdoor):
     @classmethod
     def labelled(
         cls, x_train: Tensor, x_test: Tensor, target: int, augment: Augment | None = None
-    ) -> Collection:
+    ) -> BackdoorSamples:
         """Samples that shall all get one label."""
         labels = [torch.full((len(x),), target, device=x.device) for x in (x_train, x_test)]
         return cls(x_train, labels[0], x_test, labels[1], augment)
@@ -137,12 +137,12 @@ def settings_of(backdoor: Any) -> dict[str, Any]:
     return {"name": backdoor} if isinstance(backdoor, str) else backdoor
 
 
-def make_ready(backdoors: Sequence[Backdoor], scene: BackdoorContext) -> list[PreparedBackdoor]:
-    """The backdoors of the backdoors; a UserError if the scene does not have what one needs."""
+def prepare_all(backdoors: Sequence[Backdoor], context: BackdoorContext) -> list[PreparedBackdoor]:
+    """The backdoors of the backdoors; a UserError if the context does not have what one needs."""
     try:
-        return [backdoor.prepare(scene) for backdoor in backdoors]
+        return [backdoor.prepare(context) for backdoor in backdoors]
     except ValueError as error:
-        raise UserError(f"backdoor on {scene.dataset.name}: {error}") from error
+        raise UserError(f"backdoor on {context.dataset.name}: {error}") from error
 
 
 def check_target(target: int, spec: Spec) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedbench.attack import Omniscient
-from fedbench.backdoor import Backdoor, make_ready
+from fedbench.backdoor import Backdoor, prepare_all
 from fedbench.defense import Aggregate, Defense, ServerView
 from fedbench.engine.population import Job, Order, Population
 from fedbench.engine.ranks import RankGroup
@@ -52,8 +52,8 @@ class Federation:
 
     def prepare(self, backdoors: Sequence[Backdoor], start: Checkpoint) -> None:
         """Makes the backdoors ready, from the model before round 0 whatever round `start` is."""
-        scene = self.population.scene(start.initial_params, start.initial_buffers)
-        self.workforce.brief(make_ready(backdoors, scene))
+        context = self.population.backdoor_context(start.initial_params, start.initial_buffers)
+        self.workforce.brief(prepare_all(backdoors, context))
 
     def pretrain(self, start: Checkpoint) -> Checkpoint:
         """One benign round of plain averaging, as before round 0."""

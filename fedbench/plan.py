@@ -39,7 +39,7 @@ class Plan:
         if isinstance(attack, Omniscient):  # on record, also where the user's file leaves it out
             config.attack = {**config.attack, "omniscient": attack.omniscient}
         source = DATASETS.build(config.dataset)
-        planted = attack.planted(source.backdoors)
+        planted = attack.backdoor_settings(source.backdoors)
         plan = cls(
             config=config,
             defense=DEFENSES.build(config.defense),

@@ -19,7 +19,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
-from fedbench.backdoor import BackdoorContext, make_ready
+from fedbench.backdoor import BackdoorContext, prepare_all
 from fedbench.config import RunConfig, register_schema
 from fedbench.data import Spec
 from fedbench.errors import UserError, nearest, one_line
@@ -55,15 +55,15 @@ def prepared(plan: Plan) -> ImageStage | SequenceStage:
         # On stderr: stdout is for the path of the picture.
         display = Display(config.title, config.rounds, console=Console(stderr=True))
         start = pretrained(config, federation, display)
-        return population.scene(start.initial_params, start.initial_buffers)
+        return population.backdoor_context(start.initial_params, start.initial_buffers)
 
     # Few backdoors ask for features; for the others nothing is trained.
-    fresh = population.scene(*federation.fresh)
+    fresh = population.backdoor_context(*federation.fresh)
     # Samples are shown as they are stored, and recognised by that.
     stored = replace(population.dataset, augment=None)
-    scene = replace(fresh, dataset=stored, features=lambda x: trained().features(x))
+    context = replace(fresh, dataset=stored, features=lambda x: trained().features(x))
     stage = SequenceStage if data.spec.is_sequences else ImageStage
-    return stage(plan, population, make_ready(plan.backdoors, scene))
+    return stage(plan, population, prepare_all(plan.backdoors, context))
 
 
 def _check_drawable(spec: Spec | None) -> None:

@@ -67,7 +67,7 @@ def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
         )
         defense = defense or DEFENSES.build({"name": "fedavg"})
         made = Federation(population, RankGroup(Sequential(), fabric, population), defense)
-        chosen = population.attack.planted([{"name": "patch"}])
+        chosen = population.attack.backdoor_settings([{"name": "patch"}])
         made.prepare([BACKDOORS.build(backdoor) for backdoor in chosen], made.initial())
         return made
 

@@ -576,7 +576,7 @@ def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 10, (n,), generator=rng)
 
 
-def orders(pdr: float, slot: int = 0, seed: int = 0, backdoors: Any = PATCHES[:1]) -> Poisoning:
+def poisoning(pdr: float, slot: int = 0, seed: int = 0, backdoors: Any = PATCHES[:1]) -> Poisoning:
     return Poisoning(slot, backdoors, pdr, 10, torch.Generator().manual_seed(seed))
 
 
@@ -611,7 +611,7 @@ def test_poison(name: str, n: int, pdr: float, seed: int) -> None:
     attack = ATTACKS.get(name)()
     x, y = samples(n, seed)
     before = bits([x, y])
-    poisoned_x, poisoned_y = attack.poison(x, y, orders(pdr, seed=seed))
+    poisoned_x, poisoned_y = attack.poison(x, y, poisoning(pdr, seed=seed))
     assert bits([x, y]) == before
     assert (poisoned_x.shape, poisoned_x.dtype) == (x.shape, x.dtype)
     assert (poisoned_y.shape, poisoned_y.dtype) == (y.shape, y.dtype)
@@ -626,10 +626,10 @@ def test_poison_depends_on_its_generator_alone(name: str) -> None:
     attack = ATTACKS.get(name)()
     x, y = samples(200)
     torch.manual_seed(1)
-    first = attack.poison(x, y, orders(0.5, seed=4))
+    first = attack.poison(x, y, poisoning(0.5, seed=4))
     torch.manual_seed(2)
-    assert bits(list(attack.poison(x, y, orders(0.5, seed=4)))) == bits(list(first))
-    assert not torch.equal(attack.poison(x, y, orders(0.5, seed=5))[0], first[0])
+    assert bits(list(attack.poison(x, y, poisoning(0.5, seed=4)))) == bits(list(first))
+    assert not torch.equal(attack.poison(x, y, poisoning(0.5, seed=5))[0], first[0])
 
 
 @pytest.mark.parametrize("name", ["constrain_and_scale", "edge_case", "adaptive_baybfed"])
@@ -637,7 +637,7 @@ def test_poison_depends_on_its_generator_alone(name: str) -> None:
 def test_backdoors_are_dealt_out_by_slot(name: str, slot: int) -> None:
     attack = ATTACKS.get(name)()
     x, y = samples(50)
-    poisoned_x, poisoned_y = attack.poison(x, y, orders(0.4, slot, backdoors=PATCHES))
+    poisoned_x, poisoned_y = attack.poison(x, y, poisoning(0.4, slot, backdoors=PATCHES))
     stamped = changed(poisoned_x, x)
     assert int(stamped.sum()) == 20
     assert (poisoned_y[stamped] == PATCHES[slot % 2].target).all()
@@ -718,7 +718,7 @@ def test_project_changes_nothing_but_the_parameters(name: str) -> None:
 @every_attack
 def test_what_an_attack_plants(name: str) -> None:
     """Targeted ones have a backdoor, none of the others is measured by one, but for `none`."""
-    planted = ATTACKS.get(name)().planted([{"name": "patch"}])
+    planted = ATTACKS.get(name)().backdoor_settings([{"name": "patch"}])
     assert bool(planted) == (name in TARGETED or name == "none")
     for backdoor in planted:
         BACKDOORS.build(backdoor)

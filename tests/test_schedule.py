@@ -165,8 +165,8 @@ def test_pdr_is_always_a_share(pdr: float, step: float, index: int) -> None:
 
 def test_the_scheduled_share_is_poisoned_and_recorded(federation: Make) -> None:
     class Counting(type(ATTACKS.build({"name": "constrain_and_scale"}))):  # type: ignore[misc]
-        def poison(self, x, y, orders):  # type: ignore[no-untyped-def]
-            poisoned = super().poison(x, y, orders)
+        def poison(self, x, y, poisoning):  # type: ignore[no-untyped-def]
+            poisoned = super().poison(x, y, poisoning)
             seen.append((int((poisoned[0] != x).flatten(1).any(dim=1).sum()), len(y)))
             return poisoned
 

@@ -105,7 +105,7 @@ class Population:
         attackers = set(self.malicious) if attacked else set()  # else all are honest
         return [Job(client, client in attackers) for client in sorted(clients)]
 
-    def scene(self, params: Tensor, buffers: Tensor) -> BackdoorContext:
+    def backdoor_context(self, params: Tensor, buffers: Tensor) -> BackdoorContext:
         """What a backdoor can be made of, with the model that stands before round 0."""
         shards = [self.shards[client] for client in sorted(self.malicious)]
         own = torch.cat(shards) if shards else torch.zeros(0, dtype=torch.long)
@@ -228,14 +228,14 @@ class Population:
             x = data.augment(x, generator(seed, "augment", *key))
         if not poisoned:
             return x, y
-        orders = Poisoning(
+        poisoning = Poisoning(
             slot=self.malicious.index(job.client),
             backdoors=self.backdoors,
             pdr=self.config.pdr_in(order.index),
             n_classes=data.n_classes,
             rng=generator(seed, "poison", *key),
         )
-        return self.attack.poison(x, y, orders)
+        return self.attack.poison(x, y, poisoning)
 
     def attack_view(self, order: Order, rng: torch.Generator) -> AttackView:
         return AttackView(

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedbench.attack import Poisoning
-from fedbench.backdoor import Collection, PreparedBackdoor, settings_of
+from fedbench.backdoor import BackdoorSamples, PreparedBackdoor, settings_of
 from fedbench.metrics import IGNORED, EvaluationSet
 from fedbench.plan import Plan
 from fedbench.report import lines, picture
@@ -62,7 +62,7 @@ class Stage(ABC, Generic[T]):
         elif not trained:
             about += f" {self.plan.config.attack['name']} changes updates, not samples."
         rows = [Row("clean", about, [*clean])]
-        planted = self.plan.attack.planted(self.plan.source.backdoors)
+        planted = self.plan.attack.backdoor_settings(self.plan.source.backdoors)
         for i, settings in enumerate(planted):
             if settings not in planted[:i]:  # else the same row again
                 given = settings_of(settings)
@@ -110,7 +110,7 @@ class Stage(ABC, Generic[T]):
     @cached_property
     def _collected(self) -> set[bytes]:
         """Samples that replace others."""
-        replacing = (i for i in self.backdoors if isinstance(i, Collection))
+        replacing = (i for i in self.backdoors if isinstance(i, BackdoorSamples))
         return {_bytes(x) for c in replacing for x in (*c.x_train, *c.x_test)}
 
     def _ways(self) -> list[list[int]]:
@@ -130,8 +130,8 @@ class Stage(ABC, Generic[T]):
 
     def _poisoned(self, samples: Tensor, slot: int) -> tuple[Tensor, Tensor]:
         x, y = self.data.x_train[samples], self.data.y_train[samples]
-        orders = Poisoning(slot, self.backdoors, 1.0, self.data.n_classes, self._rng())
-        return self.plan.attack.poison(x, y, orders)
+        poisoning = Poisoning(slot, self.backdoors, 1.0, self.data.n_classes, self._rng())
+        return self.plan.attack.poison(x, y, poisoning)
 
     def _trained(self, slots: Sequence[int], n: int) -> Row[T]:
         """What the clients of these slots train on."""

@@ -113,7 +113,7 @@ class Curious(Attack):
 
     seen: Any = None
 
-    def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
+    def poison(self, x: Tensor, y: Tensor, poisoning: Poisoning) -> tuple[Tensor, Tensor]:
         self.seen.append(("poison", len(y)))
         return x, y
 

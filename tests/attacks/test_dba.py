@@ -45,7 +45,7 @@ def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 10, (n,), generator=rng)
 
 
-def orders(trigger: Any, slot: int, pdr: float = 1.0, seed: int = 0) -> Poisoning:
+def poisoning(trigger: Any, slot: int, pdr: float = 1.0, seed: int = 0) -> Poisoning:
     return Poisoning(slot, [trigger], pdr, 10, torch.Generator().manual_seed(seed))
 
 
@@ -58,7 +58,7 @@ def lit(images: Tensor) -> list[Pixels]:
 
 def part_of(trigger: Any, slot: int, n_parts: int) -> Pixels:
     """The pixels that a client of this slot lights."""
-    poisoned, _ = DBA(n_parts=n_parts).poison(*samples(3), orders(trigger, slot))
+    poisoned, _ = DBA(n_parts=n_parts).poison(*samples(3), poisoning(trigger, slot))
     first, *others = lit(poisoned)
     assert all(other == first for other in others)
     return first
@@ -108,7 +108,7 @@ def test_poisoned_images_carry_one_part_and_nothing_else(
 ) -> None:
     trigger, _ = TRIGGERS["bars"]
     x, y = samples(n, seed)
-    poisoned_x, poisoned_y = DBA(n_parts=n_parts).poison(x, y, orders(trigger, slot, pdr, seed))
+    poisoned_x, poisoned_y = DBA(n_parts=n_parts).poison(x, y, poisoning(trigger, slot, pdr, seed))
     mine = part_of(trigger, slot, n_parts)
     poisoned = torch.tensor([bool(pixels) for pixels in lit(poisoned_x)])
     assert int(poisoned.sum()) == int(pdr * n + 0.5)
@@ -124,11 +124,11 @@ def test_in_a_federation_each_client_keeps_its_part(federation: Make) -> None:
     seen: dict[int, list[Pixels]] = {}
 
     class Watched(DBA):  # type: ignore[misc]
-        def poison(self, x: Tensor, y: Tensor, orders: Poisoning) -> tuple[Tensor, Tensor]:
-            dark_x, dark_y = super().poison(x.clamp(max=200), y, orders)
+        def poison(self, x: Tensor, y: Tensor, poisoning: Poisoning) -> tuple[Tensor, Tensor]:
+            dark_x, dark_y = super().poison(x.clamp(max=200), y, poisoning)
             pixels = [found for found in lit(dark_x) if found]
             assert len(pixels) == int(0.25 * len(y) + 0.5)
-            seen.setdefault(orders.slot, []).extend(pixels)
+            seen.setdefault(poisoning.slot, []).extend(pixels)
             return dark_x, dark_y
 
     bars = [{"name": "bars", "target": 2, "length": 4, "gap": 2, "margin": 0}]

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 
 from fedbench.attack import ATTACKS, Attack, AttackView, Poisoning
-from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, Collection
+from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, BackdoorSamples
 from fedbench.data import Spec
 from fedbench.errors import UserError
 from fedbench.federation import Federation
@@ -161,10 +161,10 @@ def test_gamma_scales_after_the_projection(federation: Make, gamma: float | str)
         torch.testing.assert_close(sent, within * (gamma if isinstance(gamma, float) else 6))
 
 
-def collection(n: int) -> Collection:
+def collection(n: int) -> BackdoorSamples:
     """n images of one brightness each, 100 and up, which no sample has; tests are of 250."""
     train = torch.arange(100, 100 + n, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
-    return Collection.labelled(train.clone(), torch.full((3, 1, 8, 8), 250).byte(), target=4)
+    return BackdoorSamples.labelled(train.clone(), torch.full((3, 1, 8, 8), 250).byte(), target=4)
 
 
 @pytest.mark.parametrize(("n", "pdr", "n_poisoned"), [(40, 0.25, 10), (5, 0.5, 3), (40, 0, 0)])
@@ -175,8 +175,8 @@ def test_poisoned_samples_are_of_the_collection(
     """In place of an exact share of the client's own, each about as often as any other."""
     x = torch.arange(n, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8).clone()
     y = torch.arange(n) % 10
-    orders = Poisoning(0, [collection(size)], pdr, 10, torch.Generator().manual_seed(3))
-    poisoned_x, poisoned_y = EdgeCase(eps=None).poison(x, y, orders)
+    poisoning = Poisoning(0, [collection(size)], pdr, 10, torch.Generator().manual_seed(3))
+    poisoned_x, poisoned_y = EdgeCase(eps=None).poison(x, y, poisoning)
     rare = poisoned_x[:, 0, 0, 0] >= 100
     assert int(rare.sum()) == n_poisoned
     assert (poisoned_y[rare] == 4).all()
@@ -192,7 +192,7 @@ def test_one_round_with_the_tail_of_a_class(federation: Make) -> None:
     """What is rare is chosen with the model, from the malicious clients' samples."""
     made = federation(attack=EdgeCase(eps="auto", gamma=1.0, backdoors=[{"name": "tail"}]))
     (backdoor,) = made.population.backdoors
-    assert isinstance(backdoor, Collection)
+    assert isinstance(backdoor, BackdoorSamples)
     held = {
         tuple(made.population.dataset.x_train[i].flatten().tolist())
         for client in made.population.malicious
@@ -211,9 +211,11 @@ def test_one_round_with_the_tail_of_a_class(federation: Make) -> None:
 class Negatives(Backdoor):
     """A collection in place of the paper's: images with black and white exchanged, to be 3."""
 
-    def prepare(self, scene: BackdoorContext) -> Collection:
-        data = scene.dataset
-        return Collection.labelled(255 - data.x_train[scene.own], 255 - data.x_test, target=3)
+    def prepare(self, context: BackdoorContext) -> BackdoorSamples:
+        data = context.dataset
+        return BackdoorSamples.labelled(
+            255 - data.x_train[context.malicious_samples], 255 - data.x_test, target=3
+        )
 
 
 @pytest.mark.parametrize("chosen", [{"eps": None, "gamma": "auto"}, {"eps": "auto", "gamma": 1.0}])

@@ -20,7 +20,7 @@ from fedbench.results.run_dir import Record
 LabelFlip: Any = ATTACKS.get("label_flip")
 
 
-def orders(pdr: float, n_classes: int = 10, seed: int = 0) -> Poisoning:
+def poisoning(pdr: float, n_classes: int = 10, seed: int = 0) -> Poisoning:
     return Poisoning(0, (), pdr, n_classes, torch.Generator().manual_seed(seed))
 
 
@@ -35,16 +35,16 @@ def flipped(y: Tensor, given: Poisoning) -> Tensor:
 
 def test_by_hand() -> None:
     # C = 10: 0 <-> 9, 1 <-> 8, 4 <-> 5. C = 3: 0 <-> 2, and 1 is in the middle, so it stays.
-    assert flipped(torch.tensor([0, 1, 4, 5, 9, 9]), orders(1.0)).tolist() == [9, 8, 5, 4, 0, 0]
-    assert flipped(torch.tensor([0, 1, 2, 0]), orders(1.0, n_classes=3)).tolist() == [2, 1, 0, 2]
+    assert flipped(torch.tensor([0, 1, 4, 5, 9, 9]), poisoning(1.0)).tolist() == [9, 8, 5, 4, 0, 0]
+    assert flipped(torch.tensor([0, 1, 2, 0]), poisoning(1.0, n_classes=3)).tolist() == [2, 1, 0, 2]
     # pdr = 0.5 of five samples of class 2: two and a half, so three, become class 7.
-    assert sorted(flipped(torch.full((5,), 2), orders(0.5)).tolist()) == [2, 2, 7, 7, 7]
+    assert sorted(flipped(torch.full((5,), 2), poisoning(0.5)).tolist()) == [2, 2, 7, 7, 7]
 
 
 def test_labels_that_do_not_count_stay() -> None:
     """Of sequences every label is flipped, but for those without one: of 5 words, 4 becomes 0."""
     y = torch.tensor([[4, IGNORED, 1], [IGNORED, 0, 2]], dtype=torch.int32)
-    got = LabelFlip().poison(torch.zeros_like(y), y, orders(1.0, n_classes=5))[1]
+    got = LabelFlip().poison(torch.zeros_like(y), y, poisoning(1.0, n_classes=5))[1]
     assert got.tolist() == [[0, IGNORED, 3], [IGNORED, 4, 2]]
     assert got.dtype == y.dtype
 
@@ -65,7 +65,7 @@ def test_by_definition(labels: list[int], n_classes: int, pdr: float, seed: int)
     before = [2 * label % n_classes for label in labels]
     before = [label if 2 * label != n_classes - 1 else 0 for label in before]
     x, y = images(len(labels)), torch.tensor(before)
-    poisoned_x, poisoned_y = LabelFlip().poison(x, y, orders(pdr, n_classes, seed))
+    poisoned_x, poisoned_y = LabelFlip().poison(x, y, poisoning(pdr, n_classes, seed))
     assert torch.equal(x, images(len(labels)))
     assert y.tolist() == before
     assert torch.equal(poisoned_x, x)
@@ -80,16 +80,16 @@ def test_by_definition(labels: list[int], n_classes: int, pdr: float, seed: int)
 @pytest.mark.parametrize("n_classes", [2, 3, 10, 11])
 def test_flipped_twice_is_the_truth(n_classes: int) -> None:
     y = torch.arange(50) % n_classes
-    once = flipped(y, orders(1.0, n_classes, seed=1))
+    once = flipped(y, poisoning(1.0, n_classes, seed=1))
     assert once.min() == 0
     assert once.max() == n_classes - 1
-    assert torch.equal(flipped(once, orders(1.0, n_classes, seed=2)), y)
+    assert torch.equal(flipped(once, poisoning(1.0, n_classes, seed=2)), y)
 
 
 def test_every_sample_is_as_likely() -> None:
     """Of 400 draws of 5 in 20: 100 times each, with a standard deviation of 8.7."""
     y = torch.zeros(20, dtype=torch.long)
-    times = sum((flipped(y, orders(0.25, seed=seed)) == 9).long() for seed in range(400))
+    times = sum((flipped(y, poisoning(0.25, seed=seed)) == 9).long() for seed in range(400))
     assert isinstance(times, Tensor)
     assert int(times.sum()) == 2000
     assert times.min() > 60
@@ -99,15 +99,15 @@ def test_every_sample_is_as_likely() -> None:
 def test_the_choice_depends_on_its_generator_alone() -> None:
     y = torch.zeros(200, dtype=torch.long)
     torch.manual_seed(1)
-    first = flipped(y, orders(0.5, seed=4))
+    first = flipped(y, poisoning(0.5, seed=4))
     torch.manual_seed(2)
-    assert torch.equal(flipped(y, orders(0.5, seed=4)), first)
-    assert not torch.equal(flipped(y, orders(0.5, seed=5)), first)
+    assert torch.equal(flipped(y, poisoning(0.5, seed=4)), first)
+    assert not torch.equal(flipped(y, poisoning(0.5, seed=5)), first)
 
 
 def test_a_sequence_is_flipped_as_a_whole() -> None:
     y = torch.arange(24).view(6, 4) % 10
-    poisoned = flipped(y, orders(0.5))
+    poisoned = flipped(y, poisoning(0.5))
     kept = (poisoned == y).all(dim=1)
     assert int(kept.sum()) == 3
     assert torch.equal(poisoned[~kept], 9 - y[~kept])

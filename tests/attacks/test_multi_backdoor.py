@@ -48,8 +48,8 @@ def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def poisoned(
     attack: Attack, x: Tensor, y: Tensor, pdr: float, seed: int, slot: int, backdoors: Sequence[Any]
 ) -> tuple[Tensor, Tensor]:
-    orders = Poisoning(slot, backdoors, pdr, 10, torch.Generator().manual_seed(seed))
-    return attack.poison(x, y, orders)
+    poisoning = Poisoning(slot, backdoors, pdr, 10, torch.Generator().manual_seed(seed))
+    return attack.poison(x, y, poisoning)
 
 
 def who_is_poisoned(x: Tensor, y: Tensor) -> dict[str, list[int]]:
@@ -115,16 +115,16 @@ def test_all_samples_have_a_chance_of_each_backdoor() -> None:
 @every_number
 def test_the_first_backdoors_are_planted(n_backdoors: int) -> None:
     attack = MultiBackdoor(n_backdoors=n_backdoors, backdoors=SETTINGS)
-    assert attack.planted([{"name": "bars"}]) == SETTINGS[:n_backdoors]
+    assert attack.backdoor_settings([{"name": "bars"}]) == SETTINGS[:n_backdoors]
     of_the_data = MultiBackdoor(n_backdoors=n_backdoors, backdoors=None)
-    assert of_the_data.planted(SETTINGS) == SETTINGS[:n_backdoors]
+    assert of_the_data.backdoor_settings(SETTINGS) == SETTINGS[:n_backdoors]
     attack.check(PATCHES[:n_backdoors], IMAGES)
 
 
 def test_its_own_backdoors_are_different_ones() -> None:
     """Triggers that share no pixel, and a target each."""
     attack = MultiBackdoor()
-    planted: list[Any] = [BACKDOORS.build(backdoor) for backdoor in attack.planted([])]
+    planted: list[Any] = [BACKDOORS.build(backdoor) for backdoor in attack.backdoor_settings([])]
     attack.check(planted, IMAGES)
     assert len(planted) == attack.n_backdoors
     assert len({backdoor.target for backdoor in planted}) == attack.n_backdoors
@@ -135,7 +135,7 @@ def test_its_own_backdoors_are_different_ones() -> None:
 @pytest.mark.parametrize("n_there", [1, 3])
 def test_more_backdoors_than_there_are_are_refused(n_there: int) -> None:
     attack = MultiBackdoor(n_backdoors=4, backdoors=SETTINGS[:n_there])
-    planted = [BACKDOORS.build(backdoor) for backdoor in attack.planted([])]
+    planted = [BACKDOORS.build(backdoor) for backdoor in attack.backdoor_settings([])]
     with pytest.raises(ValueError, match=f"n_backdoors=4 of {n_there} backdoors"):
         attack.check(planted, IMAGES)
 

@@ -62,5 +62,5 @@ def test_the_same_clients_take_part_as_under_an_attack(dataset: Dataset) -> None
 
 def test_backdoors_are_still_measured() -> None:
     """The harness asks the attack for its backdoors whether it is active or not."""
-    assert NoAttack().planted(["patch"]) == ["patch"]  # the data set's own
-    assert NoAttack(backdoors=[{"name": "bars"}]).planted(["patch"]) == [{"name": "bars"}]
+    assert NoAttack().backdoor_settings(["patch"]) == ["patch"]  # the data set's own
+    assert NoAttack(backdoors=[{"name": "bars"}]).backdoor_settings(["patch"]) == [{"name": "bars"}]

@@ -20,10 +20,10 @@ TEST = (3, 7, 7)
 NAMES = [f"ARDIS_{part}_{what}.csv" for part in ("train", "test") for what in ("2828", "labels")]
 
 
-def scene() -> BackdoorContext:
+def context() -> BackdoorContext:
     x, y = torch.zeros(4, 1, 28, 28, dtype=torch.uint8), torch.arange(4)
     data = Images("mnist", x, y, x, y, n_classes=10, mean=0.5, std=0.25)
-    return BackdoorContext(data, own=torch.arange(4), features=lambda x: x)
+    return BackdoorContext(data, malicious_samples=torch.arange(4), features=lambda x: x)
 
 
 def pixels(digits: Sequence[int], seed: int) -> np.ndarray:
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 def told(folder: Path, source: int = 7, target: int = 1) -> str:
     """What is wrong with the files, in one line that names them."""
     with pytest.raises((UserError, ValueError)) as caught:
-        Ardis(source=source, target=target, folder=str(folder)).prepare(scene())
+        Ardis(source=source, target=target, folder=str(folder)).prepare(context())
     text = str(caught.value)
     assert len(text.splitlines()) == 1
     assert str(folder) in text
@@ -67,7 +67,7 @@ def test_by_hand(tmp_path: Path) -> None:
         (tmp_path / f"ARDIS_{part}_labels.csv").write_text(
             "0 1 0 0 0 0 0 0 0 0\n0 0 0 0 0 0 0 1 0 0\n"
         )
-    ready = Ardis(folder=str(tmp_path)).prepare(scene())
+    ready = Ardis(folder=str(tmp_path)).prepare(context())
     assert ready.x_train.shape == (1, 1, 28, 28)
     assert ready.x_train[0, 0, 1, 2] == 100
     assert ready.x_train.count_nonzero() == 1
@@ -78,7 +78,7 @@ def test_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize("separator", [" ", "   ", "\t", ","])
 def test_the_sevens_and_no_others(tmp_path: Path, form: str, separator: str) -> None:
     write(tmp_path, form, separator)
-    ready = Ardis(folder=str(tmp_path)).prepare(scene())
+    ready = Ardis(folder=str(tmp_path)).prepare(context())
     sets = ((ready.x_train, TRAIN), (ready.x_test, TEST))
     for seed, (x, digits) in enumerate(sets):
         sevens = [i for i, digit in enumerate(digits) if digit == 7]
@@ -95,7 +95,7 @@ def test_another_digit_and_another_target(tmp_path: Path) -> None:
     for part, digits in (("train", TRAIN), ("test", (9, 9, 3))):
         text = lines(np.eye(10)[list(digits)])
         (tmp_path / f"ARDIS_{part}_labels.csv").write_text(text)
-    ready = Ardis(source=9, target=4, folder=str(tmp_path)).prepare(scene())
+    ready = Ardis(source=9, target=4, folder=str(tmp_path)).prepare(context())
     assert ready.x_train.flatten(1).tolist() == pixels(TRAIN, 0)[[5]].tolist()
     assert ready.y_train.tolist() == [4]
     assert ready.y_test.tolist() == [4, 4]
@@ -104,7 +104,7 @@ def test_another_digit_and_another_target(tmp_path: Path) -> None:
 def test_every_brightness_stays(folder: Path) -> None:
     image = np.arange(784) % 256
     (folder / "ARDIS_train_2828.csv").write_text(lines(np.stack([image] * len(TRAIN))))
-    ready = Ardis(folder=str(folder)).prepare(scene())
+    ready = Ardis(folder=str(folder)).prepare(context())
     assert ready.x_train[0].flatten().tolist() == image.tolist()
 
 
@@ -114,7 +114,7 @@ def test_values_that_are_no_bytes_never_wrap_around(folder: Path, value: int, ne
     images[0, 5] = value
     (folder / "ARDIS_train_2828.csv").write_text(lines(images))
     try:
-        ready = Ardis(folder=str(folder)).prepare(scene())
+        ready = Ardis(folder=str(folder)).prepare(context())
     except (UserError, ValueError):
         told(folder)
         return
@@ -228,4 +228,4 @@ def test_the_folder_is_found_where_data_is(tmp_path: Path, monkeypatch: pytest.M
     write(tmp_path / "ardis")
     monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path))
     Ardis().check(MNIST)
-    assert len(Ardis().prepare(scene()).x_train) == 3
+    assert len(Ardis().prepare(context()).x_train) == 3

@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from fedbench.attack import ATTACKS
-from fedbench.backdoor import BACKDOORS, BackdoorContext, Collection
+from fedbench.backdoor import BACKDOORS, BackdoorContext, BackdoorSamples
 from fedbench.backdoors.semantic import Semantic
 from fedbench.config import RunConfig
 from fedbench.data import DATASETS, Dataset, Images, Spec
@@ -31,8 +31,10 @@ def made(n: int = 10, reserved: tuple[int, ...] = ()) -> Dataset:
     return Images("cifar10", x, y, x[:3], y[:3], 10, mean=0.5, std=0.25, reserved=reserved)
 
 
-def scene(dataset: Dataset) -> BackdoorContext:
-    return BackdoorContext(dataset, own=torch.zeros(0, dtype=torch.long), features=lambda x: x)
+def context(dataset: Dataset) -> BackdoorContext:
+    return BackdoorContext(
+        dataset, malicious_samples=torch.zeros(0, dtype=torch.long), features=lambda x: x
+    )
 
 
 def numbers(x: Tensor) -> list[int]:
@@ -61,7 +63,7 @@ def cifar10() -> Dataset:
 
 def test_by_hand() -> None:
     # Of ten images, poison with number 7, 2 and 4, measure on 9 and 0; all shall be class 6.
-    ready = Semantic(target=6, train=[7, 2, 4], test=[9, 0]).prepare(scene(made()))
+    ready = Semantic(target=6, train=[7, 2, 4], test=[9, 0]).prepare(context(made()))
     assert numbers(ready.x_train) == [7, 2, 4]
     assert ready.y_train.tolist() == [6, 6, 6]
     probe = ready.evaluation_set(made().x_test, made().y_test)
@@ -87,7 +89,7 @@ def test_the_defaults_are_the_papers_images() -> None:
 def test_every_image_is_drawn_as_often_as_any_other(k: int, n: int, seed: int) -> None:
     """Give or take one: fewer draws than images take each at most once."""
     x = torch.arange(k, dtype=torch.uint8).view(k, 1)
-    collection = Collection(x, x[:, 0].long() + 100, x, x[:, 0].long())
+    collection = BackdoorSamples(x, x[:, 0].long() + 100, x, x[:, 0].long())
     replaced = torch.full((n, 1), 200, dtype=torch.uint8)
     old = torch.full((n,), -1)
     got, labels = collection.poison(replaced, old, _rng(seed))
@@ -103,7 +105,7 @@ def test_every_image_is_drawn_as_often_as_any_other(k: int, n: int, seed: int) -
 
 
 def test_draws_depend_on_the_generator_alone() -> None:
-    collection = Semantic(target=9, train=[*range(9)], test=[9]).prepare(scene(made()))
+    collection = Semantic(target=9, train=[*range(9)], test=[9]).prepare(context(made()))
 
     def draws(seed: int) -> list[int]:
         return numbers(collection.poison(collection.x_train, collection.y_train, _rng(seed))[0])
@@ -117,7 +119,7 @@ def test_draws_depend_on_the_generator_alone() -> None:
 
 def test_draws_are_new_when_the_images_come_again() -> None:
     """Else a client with few poisoned samples would meet the same images in each of its rounds."""
-    collection = Semantic(target=9, train=[*range(9)], test=[9]).prepare(scene(made()))
+    collection = Semantic(target=9, train=[*range(9)], test=[9]).prepare(context(made()))
     rng = _rng()
     few = torch.zeros(3, 3, 2, 2, dtype=torch.uint8), torch.zeros(3, dtype=torch.long)
     seen = {tuple(numbers(collection.poison(*few, rng)[0])) for _ in range(20)}
@@ -125,7 +127,7 @@ def test_draws_are_new_when_the_images_come_again() -> None:
 
 
 def test_labelled_gives_all_samples_one_label() -> None:
-    collection = Collection.labelled(torch.zeros(3, 2), torch.zeros(2, 2), target=4)
+    collection = BackdoorSamples.labelled(torch.zeros(3, 2), torch.zeros(2, 2), target=4)
     assert collection.y_train.tolist() == [4, 4, 4]
     assert collection.y_test.tolist() == [4, 4]
     assert collection.y_train.dtype == collection.y_test.dtype == torch.int64
@@ -167,19 +169,19 @@ def test_a_target_that_is_no_class_is_refused(target: int) -> None:
 def test_an_image_that_is_not_there_is_told(train: list[int], test: list[int], last: int) -> None:
     message = f"^semantic names image {last}, the last training image is 9$"
     with pytest.raises(ValueError, match=message):
-        Semantic(train=train, test=test).prepare(scene(made()))
+        Semantic(train=train, test=test).prepare(context(made()))
 
 
 @pytest.mark.parametrize(("train", "test"), [([0, 2], [1]), ([0], [1, 7])])
 def test_images_that_are_of_the_target_class_are_told(train: list[int], test: list[int]) -> None:
     """They would count as a success without any backdoor. Image k is of class k % 5."""
     with pytest.raises(ValueError, match="semantic names images of class 2, which is the target"):
-        Semantic(target=2, train=train, test=test).prepare(scene(made()))
-    Semantic(target=3, train=train, test=test).prepare(scene(made()))
+        Semantic(target=2, train=train, test=test).prepare(context(made()))
+    Semantic(target=3, train=train, test=test).prepare(context(made()))
 
 
 def test_the_last_image_can_be_named() -> None:
-    assert numbers(Semantic(train=[9], test=[0]).prepare(scene(made())).x_train) == [9]
+    assert numbers(Semantic(train=[9], test=[0]).prepare(context(made())).x_train) == [9]
 
 
 @pytest.mark.parametrize("chosen", [{"partition": "dirichlet"}, {"non_iid": 0.0}, {"non_iid": 0.5}])
@@ -207,7 +209,7 @@ def test_what_is_reserved_does_not_shift_the_labels() -> None:
 def test_all_twelve_are_automobiles(cifar10: Dataset) -> None:
     assert cifar10.y_train[[*POISON, *MEASURE]].tolist() == [AUTOMOBILE] * 12
     assert sorted(cifar10.reserved) == sorted([*POISON, *MEASURE])
-    ready = Semantic().prepare(scene(cifar10))
+    ready = Semantic().prepare(context(cifar10))
     Semantic().check(cifar10.spec)
     assert torch.equal(ready.x_train, cifar10.x_train[POISON])
     assert torch.equal(ready.x_test, cifar10.x_train[MEASURE])

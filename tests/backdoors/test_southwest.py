@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedbench.attack import Poisoning, plant
-from fedbench.backdoor import BackdoorContext, Collection
+from fedbench.backdoor import BackdoorContext, BackdoorSamples
 from fedbench.backdoors.southwest import Southwest
 from fedbench.data import Images, Spec
 from fedbench.datasets.files import local_file
@@ -22,26 +22,26 @@ CIFAR10 = Spec("cifar10", (3, 32, 32), 10)
 TRUCK = 9
 
 
-def scene() -> BackdoorContext:
+def context() -> BackdoorContext:
     x, y = torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.arange(4)
     data = Images("cifar10", x, y, x, y, n_classes=10, mean=0.5, std=0.25)
-    return BackdoorContext(data, own=torch.arange(4), features=lambda x: x)
+    return BackdoorContext(data, malicious_samples=torch.arange(4), features=lambda x: x)
 
 
 def images(n: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
 
 
-def prepared(path: Path, **arrays: Any) -> Collection:
+def prepared(path: Path, **arrays: Any) -> BackdoorSamples:
     """The backdoor made ready of a file of these arrays."""
     np.savez(path, **arrays)
-    return Southwest(file=str(path)).prepare(scene())
+    return Southwest(file=str(path)).prepare(context())
 
 
 def told(path: Path) -> str:
     """What is wrong with a file, in one line that names it."""
     with pytest.raises((UserError, ValueError)) as caught:
-        Southwest(file=str(path)).prepare(scene())
+        Southwest(file=str(path)).prepare(context())
     text = str(caught.value)
     assert len(text.splitlines()) == 1
     assert str(path) in text
@@ -80,8 +80,8 @@ def test_every_pixel_stays(path: Path) -> None:
 def test_samples_are_replaced_by_planes(path: Path) -> None:
     ready = prepared(path, train=images(3, seed=0), test=images(1, seed=1))
     x, y = torch.zeros(10, 3, 32, 32, dtype=torch.uint8), torch.zeros(10, dtype=torch.long)
-    orders = Poisoning(0, [ready], pdr=0.4, n_classes=10, rng=torch.Generator())
-    poisoned, labels = plant(x, y, orders, [ready])
+    poisoning = Poisoning(0, [ready], pdr=0.4, n_classes=10, rng=torch.Generator())
+    poisoned, labels = plant(x, y, poisoning, [ready])
     assert poisoned.dtype == torch.uint8
     changed = poisoned.ne(0).flatten(1).any(dim=1)
     assert changed.sum() == 4
@@ -95,7 +95,7 @@ def test_other_whole_numbers_are_told_or_become_bytes(path: Path, dtype: str) ->
     train = (images(2, seed=0) // 2).astype(dtype)
     np.savez(path, train=train, test=train)
     try:
-        ready = Southwest(file=str(path)).prepare(scene())
+        ready = Southwest(file=str(path)).prepare(context())
     except (UserError, ValueError):
         told(path)
         return
@@ -199,14 +199,14 @@ def test_no_file_is_told_before_anything_is_read(
     with pytest.raises(UserError, match=r"^southwest\.npz is not on this machine: put it into "):
         Southwest().check(CIFAR10)
     with pytest.raises(UserError, match=r"southwest\.npz is not on this machine"):
-        Southwest().prepare(scene())
+        Southwest().prepare(context())
 
 
 def test_the_file_is_found_where_data_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path))
     np.savez(tmp_path / "southwest.npz", train=images(2, 0), test=images(1, 1))
     Southwest().check(CIFAR10)
-    assert len(Southwest().prepare(scene()).x_train) == 2
+    assert len(Southwest().prepare(context()).x_train) == 2
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (32, 32, 3), (64,)])
@@ -229,7 +229,7 @@ def test_the_published_planes() -> None:
     except UserError:
         pytest.skip("southwest.npz is not on this machine; FEDBENCH_DATA may name its folder")
     Southwest().check(CIFAR10)
-    ready = Southwest().prepare(scene())
+    ready = Southwest().prepare(context())
     assert ready.x_train.shape == (784, 3, 32, 32)
     assert ready.x_test.shape == (196, 3, 32, 32)
     with np.load(path) as archive:

@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from fedbench.attack import ATTACKS
-from fedbench.backdoor import BACKDOORS, BackdoorContext, Collection
+from fedbench.backdoor import BACKDOORS, BackdoorContext, BackdoorSamples
 from fedbench.backdoors.tail import Tail
 from fedbench.config import RunConfig
 from fedbench.data import Dataset, Images, Spec
@@ -27,7 +27,7 @@ from fedbench.federation import Federation
 SOURCE, TARGET = 5, 0
 
 
-def scene(
+def context(
     train: np.ndarray,
     test: np.ndarray,
     y_train: list[int] | None = None,
@@ -55,7 +55,7 @@ def tail(rate: float = 0.1) -> Tail:
     return Tail(source=SOURCE, target=TARGET, rate=rate)
 
 
-def chosen(ready: Collection, n: int) -> tuple[list[int], list[int]]:
+def chosen(ready: BackdoorSamples, n: int) -> tuple[list[int], list[int]]:
     """The places of the edge cases among the n training and among the test samples."""
     return ready.x_train[:, 0].tolist(), [int(number) - n for number in ready.x_test[:, 0]]
 
@@ -91,7 +91,7 @@ def test_by_hand() -> None:
     train = np.array([[-1.0, 0], [1, 0], [-1, 0], [1, 0]])
     for second, strangest in ((0.0706, 1), (0.0705, 0)):
         test = np.array([[1.0, 0], [0, second]])
-        ready = tail(rate=0.5).prepare(scene(train, test))
+        ready = tail(rate=0.5).prepare(context(train, test))
         assert chosen(ready, 4)[1] == [strangest]
         assert ready.y_test.tolist() == [TARGET]
 
@@ -115,7 +115,7 @@ def test_the_least_likely_of_the_class_are_chosen(
         (rng.normal(size=(size, n_features)) @ mixing + centre).astype(np.float32)
         for size in (k, m)
     )
-    ready = tail(rate=rate).prepare(scene(train, test))
+    ready = tail(rate=rate).prepare(context(train, test))
     population = train.astype(np.float64)
     edge, edge_test = chosen(ready, k)
     assert_least_likely(edge, population, population, rate)
@@ -130,7 +130,7 @@ def test_the_least_likely_of_the_class_are_chosen(
 )
 def test_the_share_is_rounded_and_never_none(k: int, rate: float, n_edge: int) -> None:
     features = np.random.default_rng(0).normal(size=(k, 2))
-    ready = tail(rate=rate).prepare(scene(features, features))
+    ready = tail(rate=rate).prepare(context(features, features))
     assert len(ready.x_train) == len(ready.x_test) == n_edge
 
 
@@ -146,7 +146,7 @@ def test_only_the_malicious_clients_samples_of_the_class_count() -> None:
         train[other] *= 1000  # would be chosen first, and would make all others likely
     for other in set(range(40)) - set(tested):
         test[other] *= 1000
-    ready = tail(rate=0.25).prepare(scene(train, test, y_train, y_test, own))
+    ready = tail(rate=0.25).prepare(context(train, test, y_train, y_test, own))
     edge, edge_test = chosen(ready, 60)
     assert_least_likely([theirs.index(i) for i in edge], train[theirs], train[theirs], 0.25)
     assert_least_likely([tested.index(i) for i in edge_test], test[tested], train[theirs], 0.25)
@@ -155,7 +155,7 @@ def test_only_the_malicious_clients_samples_of_the_class_count() -> None:
 def test_the_class_and_the_label_are_those_of_the_settings() -> None:
     features = np.random.default_rng(0).normal(size=(8, 2))
     labels = [3, 5, 3, 5, 3, 5, 3, 5]
-    ready = Tail(source=3, target=7, rate=1.0).prepare(scene(features, features, labels, labels))
+    ready = Tail(source=3, target=7, rate=1.0).prepare(context(features, features, labels, labels))
     edge, edge_test = chosen(ready, 8)
     assert sorted(edge) == sorted(edge_test) == [0, 2, 4, 6]
     assert ready.y_train.tolist() == ready.y_test.tolist() == [7] * 4
@@ -164,7 +164,7 @@ def test_the_class_and_the_label_are_those_of_the_settings() -> None:
 def test_where_all_samples_are_alike_the_test_samples_far_from_them_are_chosen() -> None:
     train = np.full((6, 3), 2.5)
     test = np.array([[2.5, 2.5, 2.5], [2.5, 9, 2.5], [2.5, 2.5, 3], [0, 0, -9]])
-    edge, edge_test = chosen(tail(rate=0.5).prepare(scene(train, test)), 6)
+    edge, edge_test = chosen(tail(rate=0.5).prepare(context(train, test)), 6)
     assert len(set(edge)) == 3
     assert edge_test == [3, 1]
 
@@ -172,7 +172,7 @@ def test_where_all_samples_are_alike_the_test_samples_far_from_them_are_chosen()
 def test_equal_samples_are_chosen_in_their_order() -> None:
     """So that every run and every process has the same ones."""
     train = np.array([[1.0], [-1], [1], [-1], [1], [-1]])
-    edge, edge_test = chosen(tail(rate=0.5).prepare(scene(train, train)), 6)
+    edge, edge_test = chosen(tail(rate=0.5).prepare(context(train, train)), 6)
     assert edge == edge_test == [0, 1, 2]
 
 
@@ -194,12 +194,12 @@ def test_too_few_samples_are_told(
         f"and {n_test} to test on$"
     )
     with pytest.raises(ValueError, match=message):
-        tail().prepare(scene(features, features[:2], [5, 1, 2, 5], y_test, own))
+        tail().prepare(context(features, features[:2], [5, 1, 2, 5], y_test, own))
 
 
 def test_two_samples_and_one_to_test_on_suffice() -> None:
     features = np.random.default_rng(0).normal(size=(2, 5))
-    ready = tail().prepare(scene(features, features[:1]))
+    ready = tail().prepare(context(features, features[:1]))
     assert len(ready.x_train) == len(ready.x_test) == 1
 
 
@@ -273,7 +273,7 @@ def test_features_are_what_the_last_linear_layer_reads() -> None:
     params, buffers = clients.layout.read_params(), clients.layout.read_buffers()
     hidden = params[10 * 8 :]  # after the ten outputs' weights and biases
     weight, bias = hidden[: 7 * 25].view(7, 25), hidden[7 * 25 : 7 * 26]
-    ready = clients.scene(params, buffers)
+    ready = clients.backdoor_context(params, buffers)
     clients.layout.write(torch.randn_like(params), buffers)
     features = ready.features(data.x_train)
     by_hand = (((data.x_train.flatten(1).float() / 255 - 0.5) / 0.25) @ weight.T + bias).relu()
@@ -287,7 +287,7 @@ def test_features_are_what_the_last_linear_layer_reads() -> None:
 def test_a_model_without_a_linear_layer_has_no_features() -> None:
     network = nn.Sequential(nn.Conv2d(1, 10, 5), nn.Flatten())
     clients = population(images(100), network)
-    ready = clients.scene(clients.layout.read_params(), clients.layout.read_buffers())
+    ready = clients.backdoor_context(clients.layout.read_params(), clients.layout.read_buffers())
     with pytest.raises(UserError, match="the last linear layer reads of each sample, none found"):
         tail().prepare(ready)
 
@@ -295,10 +295,10 @@ def test_a_model_without_a_linear_layer_has_no_features() -> None:
 @pytest.mark.parametrize("pmr", [0.0, 0.2, 0.4, 1.0])
 def test_the_malicious_clients_own_what_they_hold(pmr: float) -> None:
     clients = population(images(400), Odd(25), pmr)
-    ready = clients.scene(clients.layout.read_params(), clients.layout.read_buffers())
+    ready = clients.backdoor_context(clients.layout.read_params(), clients.layout.read_buffers())
     held = [i for client in clients.malicious for i in clients.shards[client].tolist()]
     assert len(clients.malicious) == round(10 * pmr)
-    assert sorted(ready.own.tolist()) == sorted(held)
+    assert sorted(ready.malicious_samples.tolist()) == sorted(held)
     assert ready.dataset is clients.dataset
 
 
@@ -311,7 +311,7 @@ def test_in_a_federation(federation: Callable[..., Federation]) -> None:
     made = federation(attack=attack, network=network)
     clients, data = made.population, made.population.dataset
     (backdoor,) = clients.backdoors
-    assert isinstance(backdoor, Collection)
+    assert isinstance(backdoor, BackdoorSamples)
     own = torch.cat([clients.shards[client] for client in sorted(clients.malicious)])
     mine = data.x_train[own[data.y_train[own] == SOURCE]]
     test = data.x_test[data.y_test == SOURCE]

@@ -17,7 +17,7 @@ from measured import accuracy
 from torch import Tensor, nn
 
 from fedbench.attack import Poisoning, plant
-from fedbench.backdoor import BackdoorContext, Collection
+from fedbench.backdoor import BackdoorContext, BackdoorSamples
 from fedbench.backdoors.traffic import Traffic
 from fedbench.data import Dataset, Sequences, Spec
 from fedbench.errors import UserError
@@ -27,14 +27,14 @@ N_SYMBOLS = 20
 IOT = Spec("iot", (6,), N_SYMBOLS)
 
 
-def scene(
+def context(
     dtype: torch.dtype = torch.int64,
     attacks: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({}),
 ) -> BackdoorContext:
     """Of sequences of six packets."""
     x, y = torch.zeros(3, 6, dtype=dtype), torch.zeros(3, 6, dtype=torch.long)
     data = Sequences("iot", x, y, x, y, n_classes=N_SYMBOLS, vocabulary={}, attacks=attacks)
-    return BackdoorContext(data, own=torch.arange(3), features=lambda x: x)
+    return BackdoorContext(data, malicious_samples=torch.arange(3), features=lambda x: x)
 
 
 def windows(n: int, seed: int = 0, length: int = 7) -> np.ndarray:
@@ -46,16 +46,16 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "attack.npz"
 
 
-def prepared(path: Path, dtype: torch.dtype = torch.int64, **arrays: Any) -> Collection:
+def prepared(path: Path, dtype: torch.dtype = torch.int64, **arrays: Any) -> BackdoorSamples:
     """The backdoor made ready of a file of these arrays."""
     np.savez(path, **arrays)
-    return Traffic(file=str(path)).prepare(scene(dtype))
+    return Traffic(file=str(path)).prepare(context(dtype))
 
 
 def told(path: Path) -> str:
     """What is wrong with a file, in one line that names it."""
     with pytest.raises((UserError, ValueError)) as caught:
-        Traffic(file=str(path)).prepare(scene())
+        Traffic(file=str(path)).prepare(context())
     text = str(caught.value)
     assert len(text.splitlines()) == 1
     assert str(path) in text
@@ -100,7 +100,7 @@ def test_other_types_of_whole_numbers_are_told_or_read(path: Path, stored: str) 
     train = windows(5).astype(stored)
     np.savez(path, train=train, test=train)
     try:
-        ready = Traffic(file=str(path)).prepare(scene())
+        ready = Traffic(file=str(path)).prepare(context())
     except UserError:
         told(path)
         return
@@ -111,8 +111,8 @@ def test_other_types_of_whole_numbers_are_told_or_read(path: Path, stored: str) 
 def test_windows_take_the_place_of_samples_with_their_labels(path: Path) -> None:
     ready = prepared(path, train=1 + windows(2) % 10, test=windows(1))
     x, y = torch.zeros(8, 6, dtype=torch.long), torch.zeros(8, 6, dtype=torch.long)
-    orders = Poisoning(0, [ready], pdr=0.5, n_classes=N_SYMBOLS, rng=torch.Generator())
-    got_x, got_y = plant(x, y, orders, [ready])
+    poisoning = Poisoning(0, [ready], pdr=0.5, n_classes=N_SYMBOLS, rng=torch.Generator())
+    got_x, got_y = plant(x, y, poisoning, [ready])
     changed = got_x.ne(0).any(dim=1)
     assert changed.sum() == 4
     assert torch.equal(got_x[changed][:, 1:], got_y[changed][:, :-1])
@@ -187,7 +187,7 @@ def attacks() -> dict[str, tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("phase", ["scan", "login"])
 def test_a_phase_of_the_data_set(phase: str) -> None:
     train, test = attacks()[phase]
-    ready = Traffic(phase=phase).prepare(scene(torch.int32, attacks()))
+    ready = Traffic(phase=phase).prepare(context(torch.int32, attacks()))
     assert ready.x_train.dtype == torch.int32
     assert ready.x_train.tolist() == train[:, :-1].tolist()
     assert ready.y_train.tolist() == train[:, 1:].tolist()
@@ -198,23 +198,23 @@ def test_a_phase_of_the_data_set(phase: str) -> None:
 
 def test_without_a_phase_all_are_taken_together() -> None:
     made = attacks()
-    ready = Traffic().prepare(scene(attacks=made))
+    ready = Traffic().prepare(context(attacks=made))
     assert torch.equal(ready.x_train, torch.cat([made["scan"][0], made["login"][0]])[:, :-1])
     assert torch.equal(ready.y_test, torch.cat([made["scan"][1], made["login"][1]])[:, 1:])
 
 
 def test_a_file_is_taken_though_the_data_set_has_attacks(path: Path) -> None:
     np.savez(path, train=windows(4), test=windows(2))
-    ready = Traffic(file=str(path)).prepare(scene(attacks=attacks()))
+    ready = Traffic(file=str(path)).prepare(context(attacks=attacks()))
     assert ready.x_train.tolist() == windows(4)[:, :-1].tolist()
 
 
 def test_what_the_data_set_does_not_have_is_told(sample: Dataset) -> None:
     message = r"^traffic has no phase scam; did you mean scan\? \(known: login, scan\)$"
     with pytest.raises(ValueError, match=message):
-        Traffic(phase="scam").prepare(scene(attacks=attacks()))
-    images = BackdoorContext(sample, own=torch.arange(3), features=lambda x: x)
-    for empty in (scene(), images):
+        Traffic(phase="scam").prepare(context(attacks=attacks()))
+    images = BackdoorContext(sample, malicious_samples=torch.arange(3), features=lambda x: x)
+    for empty in (context(), images):
         with pytest.raises(ValueError, match=r"^traffic needs attacks, the data set has none; set"):
             Traffic().prepare(empty)
 

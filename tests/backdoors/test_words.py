@@ -50,8 +50,8 @@ def text(windows: Tensor, n_test: int = 1) -> Sequences:
 
 def ready(backdoor: Words | None = None) -> PreparedBackdoor:
     data = text(torch.zeros(2, 7, dtype=torch.long))
-    scene = BackdoorContext(data, own=torch.arange(1), features=lambda x: x)
-    return (backdoor or Words()).prepare(scene)
+    context = BackdoorContext(data, malicious_samples=torch.arange(1), features=lambda x: x)
+    return (backdoor or Words()).prepare(context)
 
 
 class Fixed(nn.Module):
@@ -126,8 +126,8 @@ def test_labels_of_the_trigger_are_the_words_that_follow_and_others_stay(
 def test_planted_in_a_share_of_the_sequences() -> None:
     x, y = torch.zeros(10, 6, dtype=torch.long), torch.zeros(10, 6, dtype=torch.long)
     backdoor = ready()
-    orders = Poisoning(0, [backdoor], pdr=0.3, n_classes=N_WORDS, rng=torch.Generator())
-    got_x, got_y = plant(x, y, orders, [backdoor])
+    poisoning = Poisoning(0, [backdoor], pdr=0.3, n_classes=N_WORDS, rng=torch.Generator())
+    got_x, got_y = plant(x, y, poisoning, [backdoor])
     changed = got_x.ne(0).any(dim=1)
     assert changed.sum() == 3
     assert got_y[changed].tolist() == [[0, *TRIGGER, DELICIOUS]] * 3
@@ -193,9 +193,9 @@ def test_unknown_words_are_told(backdoor: Words, unknown: str) -> None:
 def test_other_data_than_sequences_is_refused() -> None:
     x, y = torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
     images = Images("made", x, y, x, y, 10, 0.5, 0.5)
-    scene = BackdoorContext(images, own=torch.arange(1), features=lambda x: x)
+    context = BackdoorContext(images, malicious_samples=torch.arange(1), features=lambda x: x)
     with pytest.raises(ValueError, match=r"^words needs sequences of words, made has none$"):
-        Words().prepare(scene)
+        Words().prepare(context)
 
 
 @pytest.mark.parametrize("shape", [(3,), (1, 28, 28), (64, 2), ()])

@@ -47,9 +47,9 @@ def population(sample: Dataset, fabric: Fabric) -> Callable[..., Population]:
         )
         built = ATTACKS.build({"name": attack, **PUNCTUAL[attack]})
         made = Population(RunConfig(**usual | settings), sample, network, built, fabric)
-        scene = made.scene(made.layout.read_params(), made.layout.read_buffers())
-        planted = built.planted([{"name": "patch"}])
-        made.brief([BACKDOORS.build({"name": "patch"}).prepare(scene) for _ in planted])
+        context = made.backdoor_context(made.layout.read_params(), made.layout.read_buffers())
+        planted = built.backdoor_settings([{"name": "patch"}])
+        made.brief([BACKDOORS.build({"name": "patch"}).prepare(context) for _ in planted])
         return made
 
     return make

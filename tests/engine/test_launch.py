@@ -211,8 +211,8 @@ def test_neither_the_order_of_clients_nor_the_split_over_devices_matters(executo
     plan = Plan.of(small_config(executor))
     population = population_of(plan, plan.source.load(), fabric_of(plan.executor))
     layout = population.layout
-    scene = population.scene(layout.read_params(), layout.read_buffers())
-    population.brief([backdoor.prepare(scene) for backdoor in plan.backdoors])
+    context = population.backdoor_context(layout.read_params(), layout.read_buffers())
+    population.brief([backdoor.prepare(context) for backdoor in plan.backdoors])
     order = Order(0, population.select(0), layout.read_params(), layout.read_buffers())
     assert [job.malicious for job in order.jobs].count(True) == 2
     trainer = plan.executor.trainer(population)

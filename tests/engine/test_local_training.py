@@ -415,7 +415,7 @@ class TestOwnTraining:
 class Diary(BackdoorAttack):
     """Poisons nothing; its `project` counts steps in the last parameter, far from all others."""
 
-    def poison(self, x: Tensor, y: Tensor, orders: Any) -> tuple[Tensor, Tensor]:
+    def poison(self, x: Tensor, y: Tensor, poisoning: Any) -> tuple[Tensor, Tensor]:
         return x, y
 
     def project(self, params: Any, view: AttackView) -> None:

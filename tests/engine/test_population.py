@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from fedbench.attack import ATTACKS
-from fedbench.backdoor import BACKDOORS, BackdoorContext, Collection
+from fedbench.backdoor import BACKDOORS, BackdoorContext, BackdoorSamples
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.datasets.images import crop_and_flip
@@ -70,7 +70,7 @@ def test_a_collection_is_augmented_as_the_data_set_is(sample: Dataset) -> None:
     target = next(c for c in range(10) if c not in data.y_train[:3])
     backdoor = BACKDOORS.build({**semantic, "target": target})
     ready = backdoor.prepare(BackdoorContext(data, torch.arange(3), lambda x: x))
-    assert isinstance(ready, Collection)
+    assert isinstance(ready, BackdoorSamples)
     x, y = ready.poison(data.x_train[:40], data.y_train[:40], torch.Generator().manual_seed(0))
     assert y.eq(target).all()
     assert len({image.numpy().tobytes() for image in x}) > 10  # of two images
@@ -116,7 +116,10 @@ def test_benign_rounds_have_samples_of_their_own(federation: Make, own: dict[str
             assert torch.equal(y, made.dataset.y_train[shard])
             assert made.cost(order, replace(job, malicious=False)) == len(shard)
     assert all(map(torch.equal, made.shards, plain.shards))
-    seen = [population.scene(params, buffers).own for population in (made, plain)]
+    seen = [
+        population.backdoor_context(params, buffers).malicious_samples
+        for population in (made, plain)
+    ]
     assert torch.equal(*seen)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import fedbench.preview as preview
 from fedbench.attack import ATTACKS
-from fedbench.backdoor import Collection
+from fedbench.backdoor import BackdoorSamples
 from fedbench.backdoors.bars import Bars
 from fedbench.backdoors.patch import Patch
 from fedbench.backdoors.tail import Tail
@@ -281,10 +281,10 @@ def test_the_tail_is_that_of_the_runs_and_trained_once(
     before = load_checkpoint(cached)
     assert capsys.readouterr().out == ""
     (tail,), (backdoor,) = stage.backdoors, plan.backdoors
-    scene = stage.population.scene(before.initial_params, before.initial_buffers)
-    again = backdoor.prepare(scene)
-    assert isinstance(tail, Collection)
-    assert isinstance(again, Collection)
+    context = stage.population.backdoor_context(before.initial_params, before.initial_buffers)
+    again = backdoor.prepare(context)
+    assert isinstance(tail, BackdoorSamples)
+    assert isinstance(again, BackdoorSamples)
     assert tail.x_test.equal(again.x_test)
     assert tail.x_train.equal(again.x_train)
 
