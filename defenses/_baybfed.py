@@ -105,18 +105,28 @@ def _fine_centers(half: int) -> Tensor:
     )
 
 
-def log_normal_density(x: Tensor, mean: float | Tensor, variance: float | Tensor) -> Tensor:
-    """ln N(x; mean, variance), with a variance of at least LEAST_VARIANCE."""
+def normal_density(x: Tensor, mean: float, variance: float) -> Tensor:
+    """N(x; mean, variance)."""
+    return _log_normal_density(x, mean, variance).exp()
+
+
+def log_normal_probabilities(
+    values: Tensor, mean: float | Tensor, variance: float | Tensor, log_counts: Tensor
+) -> Tensor:
+    """ln N(values; mean, variance), normalized to sum to 1 over all coordinates: [.., B].
+
+    A value with a count represents that number of coordinates.
+    """
+    log_density = _log_normal_density(values, mean, variance)
+    # Subtract the maximum first: counts would vanish next to a log density of -1e40.
+    log_mass = log_density - log_density.amax(dim=-1, keepdim=True) + log_counts
+    return log_mass - log_mass.logsumexp(dim=-1, keepdim=True)
+
+
+def _log_normal_density(x: Tensor, mean: float | Tensor, variance: float | Tensor) -> Tensor:
     variance = torch.as_tensor(variance, dtype=torch.float64, device=x.device)
     variance = variance.clamp_min(LEAST_VARIANCE)
     return -0.5 * ((x - mean) ** 2 / variance + (2 * math.pi * variance).log())
-
-
-def log_probabilities(log_density: Tensor, points: Points) -> Tensor:
-    """Log probability of each point, the density normalized to sum to 1 over all coordinates."""
-    # Subtract the maximum first: counts would vanish next to a log density of -1e40.
-    log_mass = log_density - log_density.amax(dim=-1, keepdim=True) + points.log_counts
-    return log_mass - log_mass.logsumexp(dim=-1, keepdim=True)
 
 
 def jensen_shannon_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:

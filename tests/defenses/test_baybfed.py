@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
-from fedbench.defenses._baybfed import without_upper_group
+from fedbench.defenses._baybfed import outside_upper_group
 
 BayBFed: Any = DEFENSES.get("baybfed")
 
@@ -300,7 +300,7 @@ def stay_by_groups(scores: Sequence[float], separation: float, spread: float) ->
     ],
 )
 def test_groups_by_hand(scores: list[float], stay: list[int]) -> None:
-    found = without_upper_group(doubles(scores)[0], 0.8, 0.7)
+    found = outside_upper_group(doubles(scores)[0], 0.8, 0.7)
     assert found.nonzero()[:, 0].tolist() == stay
     assert stay_by_groups(scores, 0.8, 0.7) == found.tolist()
 
@@ -320,9 +320,9 @@ def test_groups_against_the_definition(
     rng = np.random.default_rng(seed)
     logs = np.concatenate([rng.normal(-9, 0.5, n_low), rng.normal(-9 + apart, 0.5, n_high)])
     scores = np.exp(rng.permutation(logs))
-    found = without_upper_group(torch.tensor(scores), separation, spread)
+    found = outside_upper_group(torch.tensor(scores), separation, spread)
     assert found.tolist() == stay_by_groups(scores.tolist(), separation, spread)
-    louder = without_upper_group(torch.tensor(1000 * scores), separation, spread)
+    louder = outside_upper_group(torch.tensor(1000 * scores), separation, spread)
     assert torch.equal(louder, found)  # groups differ by a factor
 
 
