@@ -48,7 +48,7 @@ class AFA(Defense):
     beta0: int = 3
     xi: float = 2.0  # distance from the median, in standard deviations, beyond which to drop
     xi_step: float = 0.5  # increase of xi per repetition
-    block: float = 0.95  # block a client if it is bad with a probability above this
+    block: float = 0.95  # block if P(client is good less than half of the time) is above this
 
     def __post_init__(self) -> None:
         for name in ("alpha0", "beta0"):

@@ -2,24 +2,23 @@
 
 https://doi.org/10.1145/2991079.2991125
 
-For every coordinate of the output layer (a feature), the N values that the clients send are split
-in two by 2-means:
+Each coordinate of the output layer is a feature. 2-means splits the N values of a feature, one per
+client, into two clusters:
 
-    indicative = the features whose centres were further apart than alpha in any of the first rounds
+    indicative = features whose centers were more than alpha apart in any of the first rounds
     share_i    = share of the indicative features in which client i is in the smaller cluster
     malicious  = share_i > tau
     update     = mean of the other clients' updates
 
-2-means is exact here: in one dimension the best clusters are neighbours in the sorted order, so all
-N - 1 splits are tried. Clusters of equal size have no smaller one, and values that are all equal
-make one cluster. The score is share_i.
+2-means is exact: in one dimension the best clusters are contiguous in sorted order, so it tries all
+N - 1 splits. Of two equally good splits, it takes the one with fewer low values. Two clusters of
+equal size have no smaller one, and equal values form a single cluster. The score is share_i.
 
-Differences: the paper finds the indicative features in 10 rounds before it judges anybody; here
-they are used at once, so that an attack in round 0 is met. Either way rounds under attack decide
-what is indicative: one client that moves every weight by more than alpha in one of them makes every
-feature indicative, after which a backdoor in few of them is not seen. Of two equally good splits
-the one with fewer low values counts. alpha has no value that suits all models: it is set for each
-data set, and docs/defenses.md says how.
+Differs from the paper: the paper spends 10 rounds on finding the indicative features before it
+judges any client. Here they are used immediately, to catch an attack in round 0. Either way, rounds
+under attack decide which features are indicative. One client that moves every weight by more than
+alpha in one of these rounds makes every feature indicative, and a backdoor in a few features then
+goes unnoticed. No alpha suits all models: it is set per data set, see docs/defenses.md.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ from fedbench.defense import (
 )
 from fedbench.ops import two_means
 
-VALUES = 1 << 21  # sorted at a time, so that all layers take no more memory than one
+CHUNK = 1 << 21  # values to sort at a time, to bound the memory if all layers are used
 
 
 @DEFENSES.register("auror")
 @dataclass(frozen=True)
 class Auror(Defense):
-    """Drops clients that are in the minority where clients fall into two groups."""
+    """Drop clients that are in the minority wherever clients form two groups."""
 
-    alpha: float = 0.2  # distance of two centres above which a feature is indicative
-    layers: str = "output"  # whose coordinates are features: output or all
+    alpha: float = 0.2  # distance of the two centers above which a feature is indicative
+    layers: str = "output"  # layers whose coordinates are features: output or all
     tau: float = 0.5  # share of minority features above which a client is malicious
-    rounds: int = 10  # in which features can become indicative
+    rounds: int = 10  # number of first rounds in which features can become indicative
 
     def __post_init__(self) -> None:
         check_features(self.layers)
@@ -67,9 +66,7 @@ class Auror(Defense):
         self, updates: Tensor, state: Tensor | None, view: ServerView
     ) -> tuple[Aggregate, Tensor]:
         values = updates[:, features(self.layers, view.layers)]  # [N, F]
-        parts = [
-            _gaps_and_minority(part) for part in values.split(VALUES // len(values) + 1, dim=1)
-        ]
+        parts = [_gaps_and_minority(part) for part in values.split(CHUNK // len(values) + 1, dim=1)]
         gaps, minority = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
         indicative = torch.zeros_like(gaps, dtype=torch.bool) if state is None else state  # [F]
         if view.index < self.rounds:
@@ -80,7 +77,7 @@ class Auror(Defense):
 
 
 def _gaps_and_minority(values: Tensor) -> tuple[Tensor, Tensor]:
-    """How far the two centres of each column of [N, F] are apart [F], and its minority [N, F]."""
+    """Distance of the two centers of each column of [N, F]: [F], and its minority: [N, F]."""
     gaps, lower = two_means(values)
     n, n_lower = len(values), lower.sum(dim=0)
     minority = torch.where(2 * n_lower < n, lower, ~lower)

@@ -6,10 +6,10 @@ Language Models, ICLR 2018, https://arxiv.org/abs/1710.06963
     u'_i   = u_i * min(1, S / |u_i|)
     update = 1/N * sum_i u'_i + N(0, sigma^2 I)
 
-S and sigma are constants, chosen for each data set (docs/defenses.md says how). It is a defense,
-not a privacy guarantee: sigma is far below what a useful (epsilon, delta) needs, and no budget is
-counted. It judges no client: TPR and TNR are not defined. Batch-norm statistics are averaged as
-they are, neither clipped nor noised: a way in for an attacker.
+S and sigma are constants, chosen per data set (see docs/defenses.md). This is a defense and not a
+privacy guarantee: sigma is far below what a useful (epsilon, delta) needs, and no privacy budget is
+tracked. DP does not judge clients, so TPR and TNR are undefined. Batch-norm statistics are averaged
+without clipping or noise, which leaves an opening for attackers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fedbench.ops import clipped_sum, gaussian, row_norms
 @DEFENSES.register("dp")
 @dataclass(frozen=True)
 class DP(Defense):
-    """Bounds what one client can do, and blurs what is left."""
+    """Clip every update, average, add noise."""
 
-    clip: float = 0.4  # S: the longest an update may be
+    clip: float = 0.4  # S: maximum norm of an update
     noise: float = 0.008  # sigma: standard deviation of the noise on each coordinate
 
     def __post_init__(self) -> None:

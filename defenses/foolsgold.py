@@ -2,8 +2,8 @@
 
 https://arxiv.org/abs/1808.04866
 
-With h_i the sum of all updates of client i so far, this round's included, restricted to the output
-layer (the paper's indicative features), and i, j clients of this round:
+h_i is the sum of all updates of client i so far, including this round's, restricted to the output
+layer (the paper's indicative features). For clients i, j of this round:
 
     cs_ij  = cos(h_i, h_j), 0 for i = j or where h is zero
     v_i    = max_j cs_ij
@@ -12,14 +12,16 @@ layer (the paper's indicative features), and i, j clients of this round:
     w_i    = kappa (ln(w_i / (1 - w_i)) + 1/2), in [0, 1]
     update = sum_i w_i u_i / sum_i w_i
 
-Accepted are clients with w_i > 0; the score is 1 - w_i. Memory is by client id.
+Clients with w_i > 0 are accepted; the score is 1 - w_i. Histories h are stored by client id.
 
-Differences from the authors' code: theirs adds 1e-5 to the odds w / (1 - w) and to v, and scales
-updates of norm above 1 down to 1, which their paper does not mention; public copies divide the sum
-by N or by nothing, which the choice of learning rate hides there. Here the weights add up to 1,
-since every rule meets the same server_lr. The paper can also weigh features by their importance to
-the model; here all of the output layer count alike. Where max_i w_i <= 1e-12, all clients are
-alike: all are taken for sybils, and the global model stays.
+Differs from the authors' code: it adds 1e-5 to the odds w / (1 - w) and to v, and scales updates of
+norm above 1 down to 1, which the paper does not mention. Public copies divide the sum by N or not
+at all, which their choice of learning rate hides. Here the weights sum to 1, because all defenses
+use the same server_lr.
+
+Differs from the paper: the paper can weight features by their importance to the model. Here all
+parameters of the output layer count equally. If max_i w_i <= 1e-12, the history of every client
+has the direction of another one: all count as sybils, and the global model does not change.
 """
 
 from __future__ import annotations
@@ -41,16 +43,16 @@ from fedbench.defense import (
 )
 from fedbench.ops import gram
 
-ALIKE = 1e-12  # weights below this are rounding errors
+LEAST_WEIGHT = 1e-12  # smaller weights are rounding error
 
 
 @DEFENSES.register("foolsgold")
 @dataclass(frozen=True)
 class FoolsGold(Defense):
-    """Trusts clients the less, the more their histories resemble another's."""
+    """Trust a client less, the more its history resembles that of another client."""
 
-    layers: str = "output"  # where to look for likeness: output or all
-    kappa: float = 1.0  # confidence: above 1 it divides more sharply
+    layers: str = "output"  # layers to compare: output or all
+    kappa: float = 1.0  # confidence: values above 1 separate clients more sharply
 
     def __post_init__(self) -> None:
         check_features(self.layers)
@@ -70,15 +72,15 @@ class FoolsGold(Defense):
         return weighted_mean(updates, trust, 1 - trust), state | sums
 
     def _trust(self, histories: Tensor) -> Tensor:
-        """[N, F] -> w [N] in 0..1."""
+        """Weights w in 0..1 from the histories h: [N, F] -> [N]."""
         products = gram(histories)
         lengths = products.diagonal().sqrt()
         cosines = products / (lengths[:, None] * lengths[None, :])
         cosines = cosines.nan_to_num(0, 0, 0).clamp(-1, 1).fill_diagonal_(0)  # [N, N]
-        likeness = cosines.max(dim=1).values  # [N], 0 or more for the diagonal's sake
-        pardon = (likeness[:, None] / likeness[None, :]).nan_to_num(nan=1.0).clamp_max(1)
+        closest = cosines.max(dim=1).values  # v [N], at least 0 because the diagonal is 0
+        pardon = (closest[:, None] / closest[None, :]).nan_to_num(nan=1.0).clamp_max(1)
         trust = (1 - (cosines * pardon).max(dim=1).values).clamp(0, 1)
-        if trust.max() <= ALIKE:
+        if trust.max() <= LEAST_WEIGHT:
             return torch.zeros_like(trust)
         trust = trust / trust.max()
         trust = torch.where(trust == 1, 0.99, trust)

@@ -5,8 +5,9 @@ https://arxiv.org/abs/1803.01498
     update_p = median_i u_ip, for every coordinate p
 
 For an even number of clients the median is the mean of the two middle values (`torch.median` takes
-the lower one). It judges no client: TPR and TNR are not defined for it. Batch-norm statistics are
-averaged, as for every rule: a way in for an attacker that the paper, without batch norm, lacks.
+the lower one). Median does not judge clients, so TPR and TNR are undefined. Batch-norm statistics
+are averaged, as in every defense. This leaves an opening for attackers that does not exist in the
+paper, which has no batch norm.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fedbench.ops import column_median
 @DEFENSES.register("median")
 @dataclass(frozen=True)
 class Median(Defense):
-    """The coordinate-wise median."""
+    """Coordinate-wise median."""
 
     def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
         weights = updates.new_full((len(updates),), 1 / len(updates))

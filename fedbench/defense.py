@@ -1,4 +1,8 @@
-"""Defense: what a server does with the updates of a round. The contract of `defenses/`."""
+"""The contract of a defense: how a server turns the updates of a round into one update.
+
+A plugin is one file in `defenses/`: a frozen dataclass that subclasses `Defense`, registered under
+the name of its file. Shapes: N clients in the round, P parameters.
+"""
 
 from __future__ import annotations
 
@@ -15,58 +19,67 @@ from fedbench.registry import Registry
 
 @dataclass(frozen=True)
 class ServerView:
-    """What an honest server knows. Ground truth (pmr, who is malicious, test data) is not in it."""
+    """What an honest server knows in a round.
 
-    index: int  # round
+    It contains no ground truth: not pmr, not which clients are malicious, no test data.
+    """
+
+    index: int  # round, from 0
     client_ids: Tensor  # [N] stable across rounds
-    global_params: Tensor  # [P]
+    global_params: Tensor  # [P] sent to the clients of this round
     initial_params: Tensor  # [P] before round 0
-    layers: Mapping[str, slice]  # parameter name -> its place in P
+    layers: Mapping[str, slice]  # parameter name -> its slice of P
     rng: torch.Generator  # the only randomness a defense may use; on the CPU, new in each round
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The outcome of a round."""
+    """The result of a round."""
 
-    update: Tensor  # [P] added to the global parameters, times server_lr
-    weights: Tensor  # [N] each client's share in the update; rows of zero were rejected
-    accepted: Tensor | None = None  # [N] bool; None if the rule judges no client
+    update: Tensor  # [P] the server adds server_lr times this to the global parameters
+    weights: Tensor  # [N] each client's share of the update; 0 for rejected clients
+    accepted: Tensor | None = None  # [N] bool; None if the defense does not judge clients
     scores: Tensor | None = None  # [N] higher is more suspicious
-    details: Mapping[str, Tensor] = field(default_factory=dict)  # more [N], recorded as they are
+    details: Mapping[str, Tensor] = field(default_factory=dict)  # more [N] to record, by name
 
 
 class Defense(ABC):
-    """A rule from updates [N, P] to one update [P].
+    """A rule that maps updates [N, P] to one update [P].
 
-    Subclasses are frozen dataclasses: fields are hyper-parameters, checked in `__post_init__`.
-    Memory is `state`, never `self`: tensors, numbers, strings, None, and dicts, lists and tuples of
-    these, so that it can be checkpointed. What is remembered of a client is keyed by its id.
+    Subclasses are frozen dataclasses whose fields are hyperparameters, validated in
+    `__post_init__`. Memory is passed as `state` and never stored in `self`. A state consists of
+    tensors, numbers, strings, None, and dicts, lists and tuples of these, so that it can be
+    checkpointed. Key what it remembers about a client by client id, never by row.
+
+    A defense does no logging, I/O or seeding and chooses no device; the harness does.
     """
 
-    version: ClassVar[int] = 1  # raise it when the same input gives another output
+    version: ClassVar[int] = 1  # increase when the same input gives a different output
 
     def check(self, n: int) -> None:
-        """Raises ValueError, with the values, if the rule cannot work on n clients."""
+        """Raise ValueError, naming the values, if the rule cannot work with n clients."""
 
     def warning(self, n: int) -> str | None:
-        """A line for the user if the paper promises nothing for n clients; None if it does."""
+        """Return a one-line warning if the paper guarantees nothing for n clients, else None."""
         return None
 
     def init(self) -> Any:
-        """The state before round 0."""
+        """Return the state before round 0."""
         return None
 
     @abstractmethod
     def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
-        """One round: `updates` [N, P], read and never written, and the state before and after."""
+        """Aggregate one round; return the result and the next state.
+
+        Row i of `updates` [N, P] is client i's model minus the global model. Do not modify it.
+        """
 
 
 DEFENSES: Registry[Defense] = Registry("defense", "fedbench.defenses")
 
 
 def mean_of(updates: Tensor, accepted: Tensor, scores: Tensor | None = None) -> Aggregate:
-    """The mean of the accepted rows; zero when there is none."""
+    """Average the accepted rows; the update is zero if there are none."""
     n_accepted = int(accepted.sum())
     accepted = accepted.to(updates.device)
     weights = accepted.to(updates.dtype) / max(n_accepted, 1)  # [N]
@@ -75,14 +88,17 @@ def mean_of(updates: Tensor, accepted: Tensor, scores: Tensor | None = None) -> 
 
 
 def weighted_mean(updates: Tensor, shares: Tensor, scores: Tensor) -> Aggregate:
-    """sum_i s_i u_i / sum_i s_i, zero if no share is above 0; accepted are those above it."""
+    """Average with nonnegative shares s_i: sum_i s_i u_i / sum_i s_i, or zero if all are 0.
+
+    Clients with a share above 0 are accepted.
+    """
     total = shares.sum()
     weights = (shares / torch.where(total > 0, total, 1)).to(updates.dtype)  # [N]
     return Aggregate(weights @ updates, weights, shares > 0, scores)
 
 
 def features(where: str, layers: Mapping[str, slice]) -> slice:
-    """The part of P that a rule looks at: `all`, or `output`, the parameters of the last module."""
+    """Slice of P that a rule inspects: `all`, or `output` for the parameters of the last module."""
     names = list(layers)
     module = names[-1].rpartition(".")[0]
     first = next(name for name in names if name.rpartition(".")[0] == module)
@@ -90,5 +106,6 @@ def features(where: str, layers: Mapping[str, slice]) -> slice:
 
 
 def check_features(where: str) -> None:
+    """Raise ValueError if `where` is not a value that `features` accepts."""
     if where not in ("output", "all"):
         raise ValueError(f"layers must be output or all, got {where}")

@@ -108,7 +108,7 @@ def test_distances_are_symmetric_to_the_bit(n: int) -> None:
 def test_whatever_the_blocks_and_chunks(
     n: int, n_params: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops, "DOUBLES", 7 * n)  # eight columns at a time
+    monkeypatch.setattr(ops, "FLOAT64_CHUNK", 7 * n)  # eight columns at a time
     updates = randn(n_params) * (1 + 1e-4 * randn(n, n_params, seed=1))
     before = updates.clone()
     offset = 100 * randn(n_params, seed=2)
@@ -189,7 +189,7 @@ def test_distances_of_whole_numbers_are_exact(rows: np.ndarray) -> None:
 @pytest.mark.parametrize("n", range(1, 13))
 @pytest.mark.parametrize("n_params", [1, 7, 8, 9, 16, 17])
 def test_median_across_chunks(n: int, n_params: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "EXCHANGED", 7 * n)  # eight columns at a time
+    monkeypatch.setattr(ops, "MEDIAN_CHUNK", 7 * n)  # eight columns at a time
     updates = randn(n, n_params, seed=n)
     before = updates.clone()
     expected = np.median(updates.double().numpy(), axis=0)
