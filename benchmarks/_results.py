@@ -74,7 +74,7 @@ class Book:
 
 def machine() -> Record:
     """What the seconds depend on, beside the options."""
-    from fedbench.results.run_dir import versions
+    from fedbench.results.summary import versions
 
     return {
         "cpu": _cpu(),

@@ -21,7 +21,8 @@ from fedbench.engine.ranks import RankGroup
 from fedbench.errors import UserError
 from fedbench.metrics import auc, mean, rates, stealth
 from fedbench.ops import norms_and_cosines
-from fedbench.results.run_dir import Checkpoint, Record
+from fedbench.results.checkpoint import Checkpoint
+from fedbench.results.run_dir import Record
 from fedbench.rng import generator
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.report.console import Display
-from fedbench.results.run_dir import Checkpoint, load_checkpoint, save_checkpoint
+from fedbench.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedbench.results.storage import locked
 
 if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before it is

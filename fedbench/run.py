@@ -17,7 +17,8 @@ from fedbench.plan import Plan
 from fedbench.report.console import Display
 from fedbench.report.partition_figure import write_picture
 from fedbench.report.tracking import RunInfo, Session
-from fedbench.results.run_dir import Record, summarise
+from fedbench.results.run_dir import Record
+from fedbench.results.summary import summarise
 from fedbench.rng import derive
 from fedbench.sweep import resources
 

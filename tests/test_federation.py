@@ -14,7 +14,8 @@ from fedbench.attack import ATTACKS, Attack, AttackView
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, mean_of
 from fedbench.errors import UserError
 from fedbench.federation import Federation
-from fedbench.results.run_dir import Checkpoint, Record
+from fedbench.results.checkpoint import Checkpoint
+from fedbench.results.run_dir import Record
 
 Make = Callable[..., Federation]
 

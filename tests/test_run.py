@@ -15,7 +15,7 @@ from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, mean_of
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.plan import Plan
-from fedbench.results.run_dir import Checkpoint
+from fedbench.results.checkpoint import Checkpoint
 from fedbench.run import run
 
 # Below 8 channels, torch 2.13 corrupts memory in the backward pass of strided convolutions on

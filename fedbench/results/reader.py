@@ -1,4 +1,4 @@
-"""Reading run directories, as far as they can be read; `results.py` writes them."""
+"""Read run directories for reports; damaged or unfinished ones are marked, not skipped."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedbench.errors import UserError
 
 Value = str | int | float | None
 
 METRICS = ("BA", "MA", "TPR", "TNR", "AUC", "seconds")
-# Settings that runs of older versions do not name, and what these runs did.
-LATER = {"pretrain_non_iid": None}
-STEALTH = ("norm_ratio", "cosine", "benign_cosine")  # of poisoned updates against benign ones
+STEALTH = ("norm_ratio", "cosine", "benign_cosine")  # compare poisoned updates with benign ones
+# Settings missing from the config.yaml of older runs, with the values those runs used.
+ADDED_SETTINGS = {"pretrain_non_iid": None}
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run directory as far as it can be read."""
+    """Everything that could be read from one run directory."""
 
     folder: Path
     status: str  # finished | failed | unfinished | unreadable
-    config: Mapping[str, Value]  # flat: `attack` is the attack's name, `attack.x` its parameters
-    metrics: Mapping[str, float | None]  # of a finished run: METRICS, STEALTH, BA/0, BA/1, ...
-    reason: str = ""  # why it is not finished
+    config: Mapping[str, Value]  # flat: `attack` is the attack's name, `attack.x` a parameter
+    metrics: Mapping[str, float | None]  # METRICS, STEALTH, BA/0, ...; empty unless finished
+    reason: str = ""  # why the run failed or could not be read
 
     def value(self, key: str) -> Value:
-        """The config's value; a dash where it has none, as for another attack's parameter."""
+        """Return a setting, or a dash if the run lacks it (a parameter of another attack)."""
         return self.config.get(key, "-")
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[RunResult]:
-    """Every run below the folders: in the folders' order, then in the order they were started."""
+    """Return every run below the folders, ordered by folder and then by start time."""
     runs: dict[Path, RunResult] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
@@ -53,7 +55,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[RunResult]:
 
 def _run_folders(top: Path) -> Iterator[Path]:
     for folder, below, files in os.walk(top):
-        # Hidden: Hydra's .hydra/config.yaml, and caches beside the runs.
+        # Skip hidden folders: Hydra's .hydra/config.yaml and the caches next to the runs.
         below[:] = [name for name in below if not name.startswith(".")]
         if "config.yaml" in files:
             below.clear()
@@ -70,32 +72,31 @@ def _read_run(folder: Path) -> RunResult:
             return RunResult(folder, "unfinished", config, {})
         summary = json.loads((folder / reading).read_text(encoding="utf-8"))
         if not isinstance(summary, dict) or summary.get("status") not in ("finished", "failed"):
-            raise ValueError("no status that is finished or failed")
+            raise ValueError("status must be finished or failed")
         if summary["status"] == "failed":
-            return RunResult(folder, "failed", config, {}, _one_line(summary.get("error") or ""))
+            return RunResult(folder, "failed", config, {}, _single_line(summary.get("error") or ""))
         return RunResult(folder, "finished", config, _metrics(summary))
     except (OSError, ValueError, RecursionError) as error:
-        return RunResult(folder, "unreadable", config, {}, f"{reading}: {_one_line(error)}")
+        return RunResult(folder, "unreadable", config, {}, f"{reading}: {_single_line(error)}")
 
 
-def _one_line(text: object) -> str:
+def _single_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
 def _read_config(path: Path) -> dict[str, Value]:
-    import yaml  # here, for a quick `--help`
-
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError("not YAML") from error
     config = dict(_flat(loaded)) if isinstance(loaded, dict) else {}
     if not isinstance(config.get("defense"), str):
-        raise ValueError("names no defense")
-    return {**LATER, **config}
+        raise ValueError("no defense name")
+    return {**ADDED_SETTINGS, **config}
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
+    """Yield `attack: {name: dba, parts: 4}` as ("attack", "dba"), ("attack.parts", 4)."""
     for key, value in tree.items():
         path = prefix[:-1] if prefix and key == "name" else f"{prefix}{key}"
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, and locks that go with their process."""
+"""Atomic file writes and file locks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedbench.errors import UserError
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds a lock that goes with the process, however it ends."""
+    """Hold a file lock; the system releases it if the process dies."""
     lock = FileLock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """The whole file or none of it, even if the machine stops half-way."""
+    """Write the file atomically: a crash leaves the old file or the new one, never a part."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
         write(file)

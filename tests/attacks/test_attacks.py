@@ -18,7 +18,7 @@ from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.metrics import stealth
 from fedbench.ops import norms_and_cosines
-from fedbench.results.run_dir import Checkpoint
+from fedbench.results.checkpoint import Checkpoint
 
 Make = Callable[..., Federation]
 every_attack = pytest.mark.parametrize("name", ATTACKS.names())

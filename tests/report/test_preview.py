@@ -29,7 +29,7 @@ from fedbench.preview import main, plan_of, prepared
 from fedbench.report import lines
 from fedbench.report.lines import Line
 from fedbench.report.picture import CAPTION, GAP, LABEL, MARGIN, RED, TITLE, Layout, Row
-from fedbench.results.run_dir import load_checkpoint
+from fedbench.results.checkpoint import load_checkpoint
 
 SMALL = ["n_clients=6", "pmr=0.67", "local_epochs=1", "pretrain_rounds=0"]  # 4 malicious clients
 N_ROWS = {  # clean, one a backdoor, one a way to poison; attacks not named here poison nothing

@@ -237,8 +237,8 @@ def test_parameters_of_a_defense_make_rows(runs: Runs) -> None:
     ("text", "reason"),
     [
         ('{"status": "fini', "summary.json: Unterminated string"),
-        ("[]", "summary.json: no status that is finished or failed"),
-        ('{"status": "running"}', "summary.json: no status that is finished or failed"),
+        ("[]", "summary.json: status must be finished or failed"),
+        ('{"status": "running"}', "summary.json: status must be finished or failed"),
         ('{"status": "finished", "BA": 0.1}', "summary.json: no MA"),
         (json.dumps(finished(TNR="high")), "summary.json: TNR is 'high'"),
         (json.dumps(finished(MA=float("nan"))), "summary.json: MA is nan"),

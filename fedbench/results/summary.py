@@ -1,0 +1,50 @@
+"""The contents of summary.json, computed from rounds.jsonl."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from fedbench import __version__
+from fedbench.metrics import mean, rates
+from fedbench.results.reader import STEALTH
+from fedbench.results.run_dir import Record
+
+
+def summarise(rounds: Sequence[Record]) -> Record:
+    """Return MA and BA after the last round, TPR and TNR over the attacked rounds.
+
+    A run without an attack has no poisoned updates. Its TPR is None; its TNR is the share of
+    accepted updates over all rounds.
+    """
+    judged = [record for record in rounds if record["attacked"]] or rounds
+    tpr, tnr = rates(client for record in judged for client in record["clients"])
+    last = rounds[-1]
+    seconds = _seconds_by_step(rounds)
+    return {
+        "status": "finished",
+        "MA": last["MA"],
+        "BA": last["BA"],
+        "TPR": tpr,
+        "TNR": tnr,
+        "AUC": mean(record["AUC"] for record in judged),
+        **{key: mean(record[key] for record in judged) for key in STEALTH},
+        "BA_by_backdoor": last["BA_by_backdoor"],
+        "rounds": len(rounds),
+        "seconds": sum(seconds.values()),
+        "seconds_by_step": seconds,
+        "versions": versions(),
+    }
+
+
+def _seconds_by_step(rounds: Sequence[Record]) -> dict[str, float]:
+    """Sum the seconds of each step; rounds of an older version may lack a step."""
+    steps = dict.fromkeys(step for record in reversed(rounds) for step in record["seconds"])
+    return {step: sum(record["seconds"].get(step, 0) for record in rounds) for step in steps}
+
+
+def versions() -> dict[str, str]:
+    """Versions of fedbench, Python and the libraries that compute the results."""
+    packages = {name: version(name) for name in ("torch", "lightning", "numpy")}
+    return {"fedbench": __version__, "python": platform.python_version(), **packages}
