@@ -14,8 +14,8 @@ layer (the paper's indicative features). For clients i, j of this round:
 
 Clients with w_i > 0 are accepted; the score is 1 - w_i. Histories h are stored by client id.
 
-Differs from the authors' code: it adds 1e-5 to the odds w / (1 - w) and to v, and scales updates of
-norm above 1 down to 1, which the paper does not mention. Public copies divide the sum by N or not
+Differs from the authors' code, which adds 1e-5 to the odds w / (1 - w) and to v and scales updates
+of norm above 1 down to 1; the paper mentions neither. Public copies divide the sum by N or not
 at all, which their choice of learning rate hides. Here the weights sum to 1, because all defenses
 use the same server_lr.
 

@@ -1,4 +1,4 @@
-"""fedbench.ops: as exact as it says, on rows that are nearly equal, huge, or many."""
+"""fedbench.ops: accuracy on nearly equal, huge and many rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def by_difference(updates: Tensor) -> Tensor:
-    """Squared distances from the differences themselves, pair by pair, in float64."""
+    """Squared distances from the differences of each pair of rows, in float64."""
     rows = updates.double()
     return torch.stack([(rows - row).square().sum(dim=1) for row in rows])
 
@@ -31,7 +31,7 @@ def assert_relative(found: Tensor, expected: Tensor, rtol: float) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 25, 26, 60])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_distances_of_unlike_rows(n: int, dtype: torch.dtype) -> None:
+def test_distances_of_random_rows(n: int, dtype: torch.dtype) -> None:
     updates = randn(n, 300, dtype=dtype)
     assert_relative(pairwise_sq_dist(updates), by_difference(updates), rtol=1e-13)
 
@@ -40,26 +40,26 @@ def test_distances_of_unlike_rows(n: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("n", [2, 5, 30])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_distances_of_nearly_equal_rows(n: int, relative: float, dtype: torch.dtype) -> None:
-    """Distances of 1e-4 and 1e-6 of the norm come out to 1e-9; float32 short cuts lose them."""
+    """Distances of 1e-4 and 1e-6 of the norm are accurate to 1e-9, unlike float32 torch.cdist."""
     updates = randn(1000, dtype=dtype) * (1 + relative * randn(n, 1000, seed=1, dtype=dtype))
     expected = by_difference(updates)
     assert_relative(pairwise_sq_dist(updates), expected, rtol=1e-9)
     if n == 30 and dtype == torch.float32:
-        short_cut = torch.cdist(updates, updates).double().square()
-        assert ((short_cut - expected).abs() > 0.01 * expected).any()
+        by_cdist = torch.cdist(updates, updates).double().square()
+        assert ((by_cdist - expected).abs() > 0.01 * expected).any()
 
 
 @pytest.mark.parametrize("huge", [1e6, 1e30, 3e38])
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 30])
 @pytest.mark.parametrize("place", [0, -1])
-def test_a_huge_row_does_not_blur_the_others(n: int, huge: float, place: int) -> None:
+def test_one_huge_row_does_not_affect_other_distances(n: int, huge: float, place: int) -> None:
     updates = randn(200) * (1 + 1e-4 * randn(n, 200, seed=1))
     updates[place] = huge * updates[place].sign()
     assert_relative(pairwise_sq_dist(updates), by_difference(updates), rtol=1e-9)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 10, 30])
-def test_half_the_rows_huge_do_not_blur_the_others(n: int) -> None:
+def test_a_huge_half_does_not_affect_other_distances(n: int) -> None:
     updates = randn(n, 200)
     updates[n - n // 2 :] *= 1e30
     assert_relative(pairwise_sq_dist(updates), by_difference(updates), rtol=1e-9)
@@ -67,7 +67,7 @@ def test_half_the_rows_huge_do_not_blur_the_others(n: int) -> None:
 
 @pytest.mark.parametrize("n_params", [10, 1000, 10_000])
 def test_distances_of_equal_rows(n_params: int) -> None:
-    """Zero, or 1e-13 of the squared norms: what float64 leaves of |a|^2 + |b|^2 - 2 a.b."""
+    """At most 1e-13 of the squared norms, the float64 rounding error of |a|^2 + |b|^2 - 2 a.b."""
     updates = randn(60, n_params)
     updates[30:] = updates[:30]
     distances = pairwise_sq_dist(updates)
@@ -78,25 +78,25 @@ def test_distances_of_equal_rows(n_params: int) -> None:
 
 
 def test_distances_are_never_negative() -> None:
-    """Pairs that differ by 1e-9 of their norm: less than float64 leaves of the squares."""
+    """For pairs that differ by 1e-9 of their norm, below the rounding error of their squares."""
     twins = randn(20, 500, dtype=torch.float64)
     twins = torch.cat([twins, twins * (1 + 1e-9)])
     assert (pairwise_sq_dist(twins) >= 0).all()
 
 
-def test_two_far_groups_of_near_rows() -> None:
-    """In the group without the reference row the error is 1e-13 of the squared way between them."""
+def test_two_distant_groups_of_similar_rows() -> None:
+    """The group without the reference row has an error of 1e-13 of the squared gap."""
     updates = randn(30, 500) * 1e-3
     updates[20:] += 10
     distances, expected = pairwise_sq_dist(updates), by_difference(updates)
-    way = float(expected.max())
-    assert ((distances - expected).abs() <= 1e-13 * way).all()
+    gap = float(expected.max())
+    assert ((distances - expected).abs() <= 1e-13 * gap).all()
     assert_relative(distances[:20, :20], expected[:20, :20], rtol=1e-9)
 
 
 @pytest.mark.parametrize("n", [3, 10, 30])
 def test_distances_are_symmetric_to_the_bit(n: int) -> None:
-    """Else equal scores are told apart by rounding."""
+    """Otherwise rounding error would break ties between equal scores."""
     for seed in range(5):
         distances = pairwise_sq_dist(randn(n, 500, seed=seed))
         assert torch.equal(distances, distances.T)
@@ -105,7 +105,7 @@ def test_distances_are_symmetric_to_the_bit(n: int) -> None:
 
 @pytest.mark.parametrize("n", [4, 31, 32, 33, 65, 100])
 @pytest.mark.parametrize("n_params", [7, 8, 9, 16, 100])
-def test_whatever_the_blocks_and_chunks(
+def test_results_do_not_depend_on_blocks_and_chunks(
     n: int, n_params: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ops, "FLOAT64_CHUNK", 7 * n)  # eight columns at a time
@@ -122,7 +122,7 @@ def test_whatever_the_blocks_and_chunks(
 
 
 def by_angle(rows: Tensor) -> Tensor:
-    """1 - cos from the differences of unit vectors with 63 bits."""
+    """1 - cos from the differences of unit vectors, in long double."""
     units = rows.numpy().astype(np.longdouble)
     units /= np.sqrt((units**2).sum(axis=1, keepdims=True))
     halves = [((units - unit) ** 2).sum(axis=1) / 2 for unit in units]
@@ -132,17 +132,17 @@ def by_angle(rows: Tensor) -> Tensor:
 @pytest.mark.parametrize("n_huge", [0, 1, 5, 6, 9])
 @pytest.mark.parametrize("scale", [1e3, 1e9, 1e30])
 @pytest.mark.parametrize("short", [1.0, 1e-2, 1e-6])
-def test_angles_of_rows_of_any_length(n_huge: int, scale: float, short: float) -> None:
+def test_cosine_distances_of_rows_of_any_length(n_huge: int, scale: float, short: float) -> None:
     offset = randn(50, seed=3)
     updates = short * (randn(50) + 1e-2 * randn(10, 50, seed=1))
     updates[:n_huge] = scale * randn(n_huge, 50, seed=2)
     distances, _ = pairwise_cosine_dist(updates, offset)
     expected = by_angle(updates.double() + offset.double())
-    rounding = 1e-15 if n_huge > 5 else 0  # the middle row is then far from the short ones
+    rounding = 1e-15 if n_huge > 5 else 0  # then the median row is far from the short ones
     torch.testing.assert_close(distances, expected, rtol=1e-6, atol=rounding)
 
 
-def test_angles_of_equal_opposite_and_aimless_rows() -> None:
+def test_cosine_distances_of_equal_opposite_and_zero_rows() -> None:
     offset = torch.tensor([1.0, 2.0])
     rows = torch.tensor([[1.0, 2.0], [2.0, 4.0], [-1.0, -2.0], [0.0, 0.0], [2.0, -1.0], [1.0, 2.0]])
     distances, norms = pairwise_cosine_dist(rows - offset, offset)
@@ -161,7 +161,7 @@ def test_angles_of_equal_opposite_and_aimless_rows() -> None:
 
 
 @pytest.mark.parametrize("n_params", [5, 3000, 70000])
-def test_equal_rows_are_at_no_distance_and_of_one_mind(n_params: int) -> None:
+def test_equal_rows_have_distance_zero_and_equal_distances_to_others(n_params: int) -> None:
     updates = randn(40, n_params) * 0.1 + 1
     updates[[3, 17, 39]] = updates[8].clone()
     updates[20] = updates[8] * (1 + 2e-7)  # nearly equal is not equal
@@ -181,14 +181,16 @@ def test_equal_rows_are_at_no_distance_and_of_one_mind(n_params: int) -> None:
         np.int64, st.tuples(st.integers(1, 9), st.integers(1, 4)), elements=st.integers(-1000, 1000)
     )
 )
-def test_distances_of_whole_numbers_are_exact(rows: np.ndarray) -> None:
+def test_distances_of_integers_are_exact(rows: np.ndarray) -> None:
     expected = ((rows[:, None] - rows[None]) ** 2).sum(axis=2)
     assert pairwise_sq_dist(torch.tensor(rows, dtype=torch.float32)).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("n", range(1, 13))
 @pytest.mark.parametrize("n_params", [1, 7, 8, 9, 16, 17])
-def test_median_across_chunks(n: int, n_params: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_column_median_across_chunks(
+    n: int, n_params: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ops, "MEDIAN_CHUNK", 7 * n)  # eight columns at a time
     updates = randn(n, n_params, seed=n)
     before = updates.clone()
@@ -206,7 +208,7 @@ def test_median_across_chunks(n: int, n_params: int, monkeypatch: pytest.MonkeyP
     ),
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_median_against_numpy(rows: np.ndarray, dtype: torch.dtype) -> None:
+def test_column_median_against_numpy(rows: np.ndarray, dtype: torch.dtype) -> None:
     found = column_median(torch.tensor(rows, dtype=dtype)).double().numpy()
     tolerance = torch.finfo(dtype).eps * np.abs(rows).max() + torch.finfo(dtype).tiny
     np.testing.assert_allclose(found, np.median(rows, axis=0), rtol=0, atol=tolerance)
@@ -227,6 +229,6 @@ def test_median_against_numpy(rows: np.ndarray, dtype: torch.dtype) -> None:
         ([0.0, 1.0, 3e38], 1.0),
     ],
 )
-def test_median_of_the_largest_numbers(column: list[float], expected: float) -> None:
+def test_column_median_of_the_largest_numbers(column: list[float], expected: float) -> None:
     found = column_median(torch.tensor(column)[:, None])
     assert found.item() == pytest.approx(expected, rel=1e-6)

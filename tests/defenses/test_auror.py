@@ -1,4 +1,4 @@
-"""auror: who is in the minority cluster of most of the features that ever told clients apart."""
+"""Auror: clients in the minority cluster of most indicative features are malicious."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Round = tuple[int, Sequence[int], Tensor]  # index, ids [N] and updates [N, P]
 
 
 def play(
-    defense: Defense, rounds: Iterable[Round], places: Mapping[str, slice] = ONE_LAYER
+    defense: Defense, rounds: Iterable[Round], layers: Mapping[str, slice] = ONE_LAYER
 ) -> list[Aggregate]:
     state, outcomes = defense.init(), []
     for index, ids, updates in rounds:
-        view = view_of(ids, updates, index, places)
+        view = view_of(ids, updates, index, layers)
         outcome, state = defense.aggregate(updates, state, view)
         outcomes.append(outcome)
     return outcomes
@@ -56,23 +56,23 @@ def spread(values: Sequence[int]) -> Fraction:
 class Clusters(NamedTuple):
     gap: Fraction  # between the centres
     minority: list[int]
-    clear: bool = True  # no other cut is nearly as good
+    clear: bool = True  # no other split is nearly as good
 
 
 def two_means(values: Sequence[float]) -> Clusters:
-    """Every cut of the sorted values is tried, in exact arithmetic; the lowest of the best."""
+    """The lowest of the best splits of the sorted values, in exact arithmetic."""
     ratios = [value.as_integer_ratio() for value in values]
-    unit = max(denominator for _, denominator in ratios)  # they are powers of two
+    unit = max(denominator for _, denominator in ratios)  # all are powers of two
     exact = [numerator * (unit // denominator) for numerator, denominator in ratios]
     order = sorted(range(len(exact)), key=exact.__getitem__)
     ranked = [exact[i] for i in order]
     if ranked[0] == ranked[-1]:
         return Clusters(Fraction(0), [])
-    cuts = range(1, len(order))
-    costs = [spread(ranked[:cut]) + spread(ranked[cut:]) for cut in cuts]
-    cut = cuts[costs.index(min(costs))]
-    lower, upper = order[:cut], order[cut:]
-    gap = Fraction(sum(ranked[cut:]), len(upper)) - Fraction(sum(ranked[:cut]), len(lower))
+    splits = range(1, len(order))
+    costs = [spread(ranked[:split]) + spread(ranked[split:]) for split in splits]
+    split = splits[costs.index(min(costs))]
+    lower, upper = order[:split], order[split:]
+    gap = Fraction(sum(ranked[split:]), len(upper)) - Fraction(sum(ranked[:split]), len(lower))
     minority: list[int] = []
     if len(lower) != len(upper):
         minority = min(lower, upper, key=len)
@@ -83,7 +83,7 @@ def two_means(values: Sequence[float]) -> Clusters:
 def by_definition(
     rounds: Iterable[Round], alpha: float, n_rounds: int, features: Sequence[int]
 ) -> list[list[float]]:
-    """Shen et al., section 4: the scores of each round."""
+    """Scores of each round: Shen et al., section 4."""
     indicative: set[int] = set()
     scores = []
     for index, _, updates in rounds:
@@ -113,12 +113,12 @@ def assert_agrees(
 
 def test_by_hand() -> None:
     # Three features of five clients:
-    #    0 1 1 9 10: 0 1 1 | 9 10, centres 2/3 and 19/2, minority 3 and 4
-    #    0 0 0 0 2: | 2, centres 0 and 2: as far as alpha, not further, so not indicative
-    #    4 8 8 8 7: 4 | 7 8 8 8, centres 4 and 31/4, minority 0
-    # Shares 1/2 0 0 1/2 1/2: nobody is above a half. With feature 3,
-    #    5 5 5 5 0: 0 | 5, minority 4
-    # they are 1/3 0 0 1/3 2/3 and client 4 is out.
+    #    0 1 1 9 10: 0 1 1 | 9 10, centers 2/3 and 19/2, minority 3 and 4
+    #    0 0 0 0 2: 0 0 0 0 | 2, centers 0 and 2: exactly alpha apart, so not indicative
+    #    4 8 8 8 7: 4 | 7 8 8 8, centers 4 and 31/4, minority 0
+    # Shares 1/2 0 0 1/2 1/2: none is above 1/2. With a fourth feature,
+    #    5 5 5 5 0: 0 | 5 5 5 5, minority 4
+    # they are 1/3 0 0 1/3 2/3, and client 4 is rejected.
     rows = torch.tensor(
         [
             [0.0, 0.0, 4.0, 5.0],
@@ -140,7 +140,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("alpha", "score"), [(0.0, 1.0), (2.9, 1.0), (3.0, 0.0), (9.0, 0.0)])
-def test_centres_must_be_further_apart_than_alpha(alpha: float, score: float) -> None:
+def test_centers_must_be_more_than_alpha_apart(alpha: float, score: float) -> None:
     outcome = auror(column(1, 1, 4), alpha)
     assert scores_of(outcome) == [0, 0, score]
     assert accepted_by(outcome) == [True, True, score == 0]
@@ -149,28 +149,33 @@ def test_centres_must_be_further_apart_than_alpha(alpha: float, score: float) ->
 @pytest.mark.parametrize("value", [0.0, 0.1, -1 / 3, 1e-30, 1e30])
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 6, 7, 10])
 def test_equal_values_are_one_cluster(value: float, n: int) -> None:
-    """Not two whose means are rounded to different numbers."""
+    """Rounding must not give two halves different means."""
     for dtype in (torch.float32, torch.float64):
         outcome = auror(torch.full((n, 3), value, dtype=dtype), alpha=0.0)
         assert scores_of(outcome) == [0] * n
         assert accepted_by(outcome) == [True] * n
 
 
-def test_equal_halves_have_no_minority() -> None:
+def test_two_equal_halves_have_no_minority() -> None:
     rows = torch.cat([column(0, 0, 9, 9), column(0, 0, 0, 9)], dim=1)
     assert scores_of(auror(rows[:, :1], alpha=1.0)) == [0] * 4
-    assert scores_of(auror(rows, alpha=1.0)) == [0, 0, 0, 0.5]  # and yet it counts as a feature
+    assert scores_of(auror(rows, alpha=1.0)) == [
+        0,
+        0,
+        0,
+        0.5,
+    ]  # the first feature still counts as indicative
 
 
-def test_of_equally_good_cuts_the_lowest_is_taken() -> None:
-    # 0 | 1 2 and 0 1 | 2 leave 1/2 either way; so do, with 6, -3 | 0 0 3 and -3 0 0 | 3.
+def test_takes_the_lowest_of_equally_good_splits() -> None:
+    # 0 | 1 2 and 0 1 | 2 both have a cost of 1/2; -3 | 0 0 3 and -3 0 0 | 3 both have 6.
     assert scores_of(auror(column(1, 2, 0), alpha=0.0)) == [0, 0, 1]
     assert scores_of(auror(column(0, 3, -3, 0), alpha=0.0)) == [0, 0, 1, 0]
     assert scores_of(auror(column(0, 8, 4), alpha=0.0)) == [1, 0, 0]
 
 
 def best_of_all(values: Sequence[int]) -> tuple[Fraction, list[set[int]]]:
-    """The least spread of two clusters, of all 2^(N-1) - 1 ways to make them, and lower ones."""
+    """Minimum cost over all 2^(N-1) - 1 ways to form two clusters, and its lower clusters."""
     clients = set(range(len(values)))
     costs: dict[Fraction, list[set[int]]] = {}
     for size in range(1, len(values)):
@@ -188,7 +193,7 @@ def best_of_all(values: Sequence[int]) -> tuple[Fraction, list[set[int]]]:
     st.lists(st.integers(-20, 20), min_size=2, max_size=8).filter(lambda v: len(set(v)) > 1),
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_no_other_two_clusters_are_better(values: list[int], dtype: torch.dtype) -> None:
+def test_finds_the_best_two_clusters(values: list[int], dtype: torch.dtype) -> None:
     _, lowers = best_of_all(values)
     lower = min(lowers, key=len)
     upper = set(range(len(values))) - lower
@@ -202,9 +207,9 @@ def test_no_other_two_clusters_are_better(values: list[int], dtype: torch.dtype)
         assert scores == [float(i in expected) for i in range(len(values))]
 
 
-def test_nearest_centres_are_not_enough() -> None:
-    # 0 5 6 7 | 12 13 leaves 29 + 1/2. 0 | 5 6 7 12 13 leaves 53.2, and yet everyone is nearest to
-    # its own centre, 0 or 8.6: Lloyd's steps would stop.
+def test_does_not_stop_at_a_local_optimum() -> None:
+    # 0 5 6 7 | 12 13 costs 29 + 1/2. 0 | 5 6 7 12 13 costs 53.2, but every value is closest to its
+    # own center, 0 or 8.6, so Lloyd's algorithm would stop there.
     assert scores_of(auror(column(0, 5, 6, 7, 12, 13), alpha=0.0)) == [0, 0, 0, 0, 1, 1]
 
 
@@ -212,7 +217,7 @@ def test_nearest_centres_are_not_enough() -> None:
 def runs(
     draw: st.DrawFn, elements: st.SearchStrategy[float]
 ) -> list[tuple[int, list[int], np.ndarray]]:
-    """Rounds of 1 to 8 of ten clients, who come and go and change their place."""
+    """Rounds of 1 to 8 out of ten clients, in changing rows."""
     p = draw(st.integers(1, 5))
     index = draw(st.integers(0, 2))
     places = st.lists(st.integers(0, 9), min_size=1, max_size=8, unique=True)
@@ -225,7 +230,7 @@ def runs(
 
 settings_of_a_run = st.fixed_dictionaries(
     {
-        "alpha": st.sampled_from([0.0, 0.31, 1.13, 2.71]),  # nothing ties with these
+        "alpha": st.sampled_from([0.0, 0.31, 1.13, 2.71]),  # no gap equals these
         "tau": st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]),
         "rounds": st.integers(1, 4),
     }
@@ -251,10 +256,10 @@ def compare(
     st.sampled_from([torch.float32, torch.float64]),
 )
 @example([(0, [3, 1, 2], np.eye(3))], {"alpha": 0.31, "tau": 0.0, "rounds": 1}, torch.float32)
-def test_on_whole_numbers(
+def test_against_the_definition_on_integers(
     run: list[tuple[int, list[int], np.ndarray]], hyper: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """Equal values, and cuts that tie, in plenty; with a low tau nobody may be left."""
+    """Many equal values and tied splits; a low tau may reject all clients."""
     compare(run, hyper, dtype)
 
 
@@ -265,14 +270,14 @@ def test_on_whole_numbers(
     settings_of_a_run,
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_on_any_numbers(
+def test_against_the_definition_on_floats(
     run: list[tuple[int, list[int], np.ndarray]],
-    centre: float,
+    center: float,
     hyper: dict[str, Any],
     dtype: torch.dtype,
 ) -> None:
-    """Far from zero too, where values differ in their last bits only."""
-    run = [(index, ids, rows + centre) for index, ids, rows in run]
+    """Including values far from zero, which differ in their last bits only."""
+    run = [(index, ids, rows + center) for index, ids, rows in run]
     for _, _, rows in run:
         sent = torch.tensor(rows, dtype=dtype).double()
         assume(all(two_means(values).clear for values in sent.T.tolist()))
@@ -287,8 +292,8 @@ def noise(*shape: int, seed: int) -> Tensor:
     ("relative", "dtype"),
     [(1e-2, torch.float32), (1e-4, torch.float32), (1e-5, torch.float32), (1e-10, torch.float64)],
 )
-def test_nearly_equal_rows_are_told_apart(relative: float, dtype: torch.dtype) -> None:
-    """Eleven clients, alpha near the distances: who is in which cluster, and of what."""
+def test_separates_nearly_equal_rows(relative: float, dtype: torch.dtype) -> None:
+    """Eleven clients, with alpha close to the distances of the centers."""
     for seed in range(5):
         differences = relative * noise(11, 40, seed=seed + 100).to(dtype)
         rows = noise(40, seed=seed).to(dtype) * (1 + differences)
@@ -298,15 +303,15 @@ def test_nearly_equal_rows_are_told_apart(relative: float, dtype: torch.dtype) -
             assert max(expected) > 0
 
 
-def test_centres_are_not_rounded_to_float32() -> None:
-    # 1 1 1 + 2^-23 has the mean 1 + 2^-23 / 3, which float32 does not have.
+def test_centers_are_not_rounded_to_float32() -> None:
+    # 1, 1, 1 + 2^-23 have the mean 1 + 2^-23 / 3, which float32 cannot represent.
     rows = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1.0], [1.0], [1 + 2.0**-23]])
     assert rows[-1].item() > 1
     assert scores_of(auror(rows, alpha=1.0)) == [0, 0, 0, 0, 1, 1, 1]
 
 
 def poisoned(n: int, n_malicious: int, seed: int = 0) -> Tensor:
-    """Malicious clients, the first, deviate in the last four weights, the output layer."""
+    """Malicious clients come first and deviate in the last four weights, the output layer."""
     rows = 0.1 * noise(n, 10, seed=seed)
     rows[:n_malicious, 6:] += torch.tensor([1.0, -1.0, 1.0, -1.0])
     return rows
@@ -316,7 +321,7 @@ HIDDEN_AND_OUTPUT = {"0.weight": slice(0, 6), "2.weight": slice(6, 9), "2.bias":
 
 
 @pytest.mark.parametrize(("n", "n_malicious"), [(3, 1), (10, 1), (10, 4), (30, 14)])
-def test_a_poisoned_minority_is_dropped(n: int, n_malicious: int) -> None:
+def test_rejects_a_poisoned_minority(n: int, n_malicious: int) -> None:
     rounds = in_turn(poisoned(n, n_malicious))
     outcome = play(Auror(0.6), rounds, HIDDEN_AND_OUTPUT)[0]
     assert scores_of(outcome) == [1] * n_malicious + [0] * (n - n_malicious)
@@ -326,20 +331,20 @@ def test_a_poisoned_minority_is_dropped(n: int, n_malicious: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "n_malicious"), [(10, 6), (30, 16)])
-def test_a_poisoned_majority_drops_the_others(n: int, n_malicious: int) -> None:
+def test_a_poisoned_majority_wins(n: int, n_malicious: int) -> None:
     outcome = play(Auror(0.6), in_turn(poisoned(n, n_malicious)), HIDDEN_AND_OUTPUT)[0]
     assert accepted_by(outcome) == [True] * n_malicious + [False] * (n - n_malicious)
 
 
-def test_half_and_half_are_all_kept() -> None:
+def test_keeps_all_if_half_are_poisoned() -> None:
     outcome = play(Auror(0.6), in_turn(poisoned(10, 5)), HIDDEN_AND_OUTPUT)[0]
     assert accepted_by(outcome) == [True] * 10
     assert scores_of(outcome) == [0] * 10
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 30])
-def test_where_all_are_alike_all_are_kept(n: int) -> None:
-    """Noise has two clusters as well, and alpha is what tells it from an attack."""
+def test_keeps_all_without_an_attack(n: int) -> None:
+    """Noise also forms two clusters; only alpha separates it from an attack."""
     rows = poisoned(n, 0)
     outcome = play(Auror(0.6), in_turn(rows), HIDDEN_AND_OUTPUT)[0]
     assert accepted_by(outcome) == [True] * n
@@ -349,7 +354,7 @@ def test_where_all_are_alike_all_are_kept(n: int) -> None:
         assert not all(score == 0 for score in scores_of(auror(rows, alpha=0.0)))
 
 
-def test_without_an_attack_a_low_alpha_drops_honest_clients() -> None:
+def test_a_low_alpha_rejects_honest_clients() -> None:
     dropped = [not all(accepted_by(auror(noise(10, 3, seed=seed), 0.0))) for seed in range(20)]
     assert any(dropped)
 
@@ -365,8 +370,8 @@ def test_without_an_attack_a_low_alpha_drops_honest_clients() -> None:
         (1.0, [True, True, True]),
     ],
 )
-def test_more_than_tau_of_the_features(tau: float, accepted: list[bool]) -> None:
-    # Of four features client 1 deviates in two and client 2 in three.
+def test_rejects_clients_with_a_share_above_tau(tau: float, accepted: list[bool]) -> None:
+    # Client 1 deviates in two of four features, client 2 in three.
     rows = torch.zeros(7, 4)
     rows[1] = torch.tensor([9.0, 9.0, 0.0, 0.0])
     rows[2] = torch.tensor([9.0, 0.0, 9.0, 9.0])
@@ -375,7 +380,7 @@ def test_more_than_tau_of_the_features(tau: float, accepted: list[bool]) -> None
     assert accepted_by(outcome) == [*accepted, True, True, True, True]
 
 
-def test_exactly_half_is_not_most() -> None:
+def test_a_share_of_exactly_half_is_kept() -> None:
     rows = torch.zeros(5, 2)
     rows[0, 0] = 9
     rows[1, 1] = 9
@@ -384,18 +389,18 @@ def test_exactly_half_is_not_most() -> None:
     assert accepted_by(outcome) == [True] * 5
 
 
-def deviating(*places: tuple[int, int], size: float = 9.0, n: int = 5) -> Tensor:
-    """Zeros, but for (client, feature)."""
+def deviating(*positions: tuple[int, int], size: float = 9.0, n: int = 5) -> Tensor:
+    """Zeros except at these (client, feature)."""
     rows = torch.zeros(n, 4)
-    for client, feature in places:
+    for client, feature in positions:
         rows[client, feature] = size
     return rows
 
 
 @pytest.mark.parametrize("last", [0, 5, 9])
 @pytest.mark.parametrize("later", [10, 11, 50])
-def test_features_of_the_first_rounds_stay(last: int, later: int) -> None:
-    """Feature 0 is indicative once, feature 1 too late; then a small difference decides."""
+def test_remembers_the_features_of_the_first_rounds(last: int, later: int) -> None:
+    """Feature 0 becomes indicative in time, feature 1 too late; later, small differences count."""
     early, late = deviating((0, 0)), deviating((1, 0), (2, 1), size=0.1)
     outcome = play(Auror(1.0), [(last, range(5), early), (later, range(5), late)])[1]
     assert scores_of(outcome) == [0, 1, 0, 0, 0]
@@ -403,14 +408,14 @@ def test_features_of_the_first_rounds_stay(last: int, later: int) -> None:
 
 
 @pytest.mark.parametrize(("index", "used"), [(0, True), (9, True), (10, False), (99, False)])
-def test_features_are_found_in_the_first_ten_rounds(index: int, used: bool) -> None:
-    """And used at once."""
+def test_finds_features_in_the_first_ten_rounds(index: int, used: bool) -> None:
+    """And uses them immediately."""
     outcome = play(Auror(1.0), [(index, range(5), deviating((3, 2)))])[0]
     assert scores_of(outcome) == [0, 0, 0, float(used), 0]
     assert accepted_by(outcome) == [True, True, True, not used, True]
 
 
-def test_later_features_are_not_added() -> None:
+def test_adds_no_features_later() -> None:
     rounds = [deviating((0, 0)), *[deviating()] * 9, deviating((0, 0), (1, 1)), deviating((1, 1))]
     outcomes = play(Auror(1.0), in_turn(*rounds))
     assert scores_of(outcomes[9]) == [0] * 5
@@ -418,8 +423,8 @@ def test_later_features_are_not_added() -> None:
     assert scores_of(outcomes[11]) == [0] * 5
 
 
-def test_one_client_can_blind_it() -> None:
-    """Once every feature is indicative, a backdoor in one of them is not seen."""
+def test_one_client_can_hide_a_backdoor() -> None:
+    """Once every feature is indicative, a backdoor in one of them goes unnoticed."""
     backdoor = deviating((1, 2))
     alone = play(Auror(1.0), in_turn(backdoor, backdoor))
     assert accepted_by(alone[1]) == [True, False, True, True, True]
@@ -428,7 +433,7 @@ def test_one_client_can_blind_it() -> None:
     assert accepted_by(blinded[1]) == [True] * 5
 
 
-def test_features_of_several_rounds_are_united() -> None:
+def test_features_of_several_rounds_accumulate() -> None:
     rounds = [deviating((0, k)) for k in range(4)]
     outcomes = play(Auror(1.0), in_turn(*rounds))
     assert [scores_of(outcome)[0] for outcome in outcomes] == pytest.approx(
@@ -437,14 +442,14 @@ def test_features_of_several_rounds_are_united() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_how_many_first_rounds(rounds: int) -> None:
+def test_number_of_first_rounds(rounds: int) -> None:
     outcomes = play(Auror(1.0, rounds=rounds), in_turn(*[deviating((0, k)) for k in range(4)]))
     expected = [1 / (k + 1) if k < rounds else 0 for k in range(4)]
     assert [scores_of(outcome)[0] for outcome in outcomes] == pytest.approx(expected)
 
 
-def test_clients_may_come_and_go() -> None:
-    """What is remembered is of features, not of clients or their number."""
+def test_memory_is_independent_of_the_clients() -> None:
+    """The state is about features; clients and their number may change."""
     rounds: list[Round] = [(0, [5, 6, 7], deviating((0, 1), n=3)), (12, [6], deviating(n=1))]
     rounds.append((13, [8, 5, 9, 1, 2, 3], deviating((4, 1), (1, 0), n=6)))
     outcomes = play(Auror(1.0), rounds)
@@ -466,7 +471,7 @@ LAYERS: dict[str, tuple[dict[str, slice], list[int]]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_only_the_output_layer_counts(name: str) -> None:
+def test_uses_only_the_output_layer(name: str) -> None:
     layers, features = LAYERS[name]
     for seed in range(10):
         rounds = in_turn(noise(7, 10, seed=seed), noise(7, 10, seed=seed + 100), start=9)
@@ -487,12 +492,12 @@ def test_only_the_output_layer_counts(name: str) -> None:
         *[("rounds", 0), ("rounds", -1), ("layers", "last")],
     ],
 )
-def test_bad_settings_are_refused(setting: str, value: Any) -> None:
+def test_rejects_bad_settings(setting: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"{setting} must be .+, got '?{re.escape(str(value))}"):
         Auror(**{"alpha": 1.0, setting: value})
 
 
-def test_settings_of_the_paper() -> None:
+def test_defaults_are_the_settings_of_the_paper() -> None:
     assert Auror(alpha=1.0) == Auror(alpha=1.0, layers="output", tau=0.5, rounds=10)
     for hyper in ({"tau": 0.0}, {"tau": 1.0}, {"rounds": 1}):
         Auror(**{"alpha": 0.0} | hyper)

@@ -1,4 +1,4 @@
-"""dp: nobody moves the mean further than S / N, and noise covers who did."""
+"""DP: clipping limits each client to S / N of the mean; noise is added."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedbench.defense import DEFENSES, Aggregate, ServerView
 
 DP: Any = DEFENSES.get("dp")
-HUGE = 1e30  # its square is beyond float32
+HUGE = 1e30  # its square overflows float32
 
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 5))
 usual = st.floats(-10, 10, width=32)
@@ -40,7 +40,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def clipped_by_definition(row: Sequence[float], clip: float) -> list[float]:
-    """u / max(1, |u| / S), without a square that could overflow."""
+    """u / max(1, |u| / S), without squares that could overflow."""
     length = math.hypot(*row)
     return [value / max(1.0, length / clip) for value in row]
 
@@ -51,17 +51,17 @@ def mean_by_definition(rows: Sequence[Sequence[float]], clip: float) -> list[flo
 
 
 def test_by_hand() -> None:
-    # S = 5. |(6, 8)| = 10, so it is halved: (3, 4). |(-3, 4)| = 5 and |(0, 1)| = 1 stay.
+    # S = 5. |(6, 8)| = 10, so it is halved: (3, 4). |(-3, 4)| = 5 and |(0, 1)| = 1 are unchanged.
     # The mean is (3 - 3 + 0, 4 + 4 + 1) / 3 = (0, 3).
     rows = torch.tensor([[6.0, 8.0], [-3.0, 4.0], [0.0, 1.0]])
     outcome = dp(rows, clip=5)
     assert outcome.update.tolist() == pytest.approx([0, 3], abs=1e-6)
     assert outcome.weights.tolist() == pytest.approx([1 / 3] * 3)
-    assert outcome.accepted is None  # it judges nobody
+    assert outcome.accepted is None  # it does not judge clients
     assert outcome.scores is None
     # S = 1: (.6, .8), (-.6, .8), (0, 1), mean (0, 2.6 / 3).
     assert dp(rows, clip=1).update.tolist() == pytest.approx([0, 2.6 / 3], abs=1e-6)
-    # S = 100 clips nobody: (3, 13) / 3.
+    # S = 100 clips no update: (3, 13) / 3.
     assert dp(rows, clip=100).update.tolist() == pytest.approx([1, 13 / 3])
 
 
@@ -87,10 +87,10 @@ def test_without_noise_against_the_definition(
 
 @both_dtypes
 @pytest.mark.parametrize("length", [2.0, 1e3, 1e19, 1e30, 1e38])
-def test_an_update_of_any_length_moves_the_mean_by_its_share(
+def test_an_update_of_any_norm_contributes_at_most_s_over_n(
     length: float, dtype: torch.dtype
 ) -> None:
-    """Beyond S only the direction counts; squares of the last two are beyond float32."""
+    """Beyond S only the direction counts. The squares of the last two overflow float32."""
     honest = 0.01 * randn(9, 40).to(dtype)
     direction = randn(40, seed=1).double()
     direction /= direction.norm()
@@ -102,11 +102,11 @@ def test_an_update_of_any_length_moves_the_mean_by_its_share(
 
 
 @both_dtypes
-def test_short_updates_are_untouched(dtype: torch.dtype) -> None:
+def test_short_updates_are_unchanged(dtype: torch.dtype) -> None:
     row = randn(1, 100).to(dtype)
-    just_long_enough = float(row.double().norm()) * (1 + 1e-6)
+    just_above = float(row.double().norm()) * (1 + 1e-6)
     for n in (1, 2):
-        update = dp(row.expand(n, -1).clone(), clip=just_long_enough).update
+        update = dp(row.expand(n, -1).clone(), clip=just_above).update
         assert torch.equal(update, row[0])
     rows = randn(7, 100).to(dtype)
     longest = float(rows.double().norm(dim=1).max())
@@ -130,8 +130,8 @@ def test_at_the_bound(ratio: float) -> None:
 
 
 @pytest.mark.parametrize("n_params", [(1 << 16) - 1, 1 << 16, (1 << 16) + 1, 200_000])
-def test_the_length_is_that_of_all_parameters(n_params: int) -> None:
-    """Float32 rows that differ by 1e-4: the length of each counts, not of a part of it."""
+def test_the_norm_covers_all_parameters(n_params: int) -> None:
+    """Float32 rows that differ by 1e-4, with P around the width of a chunk."""
     rows = randn(n_params) * (1 + 1e-4 * randn(4, n_params, seed=1))
     update = dp(rows, clip=2).update.double().numpy()
     exact = rows.double().numpy()
@@ -142,8 +142,10 @@ def test_the_length_is_that_of_all_parameters(n_params: int) -> None:
 @both_dtypes
 @pytest.mark.parametrize("sigma", [0.01, 0.5, 3.0])
 @pytest.mark.parametrize("n", [1, 10])
-def test_noise_is_that_of_the_configuration(n: int, sigma: float, dtype: torch.dtype) -> None:
-    """Each coordinate N(0, sigma^2), whatever the clients, their number and S."""
+def test_noise_has_the_configured_standard_deviation(
+    n: int, sigma: float, dtype: torch.dtype
+) -> None:
+    """N(0, sigma^2) on each coordinate, whatever the updates, N and S."""
     n_params = 100_000
     rows = 0.1 * randn(n, n_params).to(dtype)
     for clip in (0.2, 20.0):
@@ -153,12 +155,12 @@ def test_noise_is_that_of_the_configuration(n: int, sigma: float, dtype: torch.d
         assert float(noise.mean()) == pytest.approx(0, abs=5 / math.sqrt(n_params))
         assert float(noise.std()) == pytest.approx(1, abs=5 / math.sqrt(2 * n_params))
         beyond = float((noise.abs() > 2).double().mean())
-        assert beyond == pytest.approx(math.erfc(math.sqrt(2)), abs=0.004)  # 4.55% of a Gaussian
+        assert beyond == pytest.approx(math.erfc(math.sqrt(2)), abs=0.004)  # 4.55 % of a Gaussian
         halves = torch.stack(noise.split(n_params // 2))
-        assert abs(float(halves.prod(dim=0).mean())) < 0.03  # nothing is drawn once and used twice
+        assert abs(float(halves.prod(dim=0).mean())) < 0.03  # no draw is used twice
 
 
-def test_noise_is_of_its_seed() -> None:
+def test_noise_depends_on_the_seed_only() -> None:
     rows = randn(5, 50)
     first = dp(rows, clip=1, noise=0.1, seed=3).update
     assert torch.equal(dp(rows, clip=1, noise=0.1, seed=3).update, first)
@@ -168,8 +170,8 @@ def test_noise_is_of_its_seed() -> None:
         assert torch.equal(dp(rows, clip=1, seed=seed).update, dp(rows, clip=1).update)
 
 
-def test_a_backdoor_shrinks_as_the_paper_says() -> None:
-    """Model replacement scales an update by N: clipped, its share is that of anyone."""
+def test_clipping_undoes_model_replacement() -> None:
+    """Model replacement scales an update by N; clipped, it counts as much as any other."""
     honest = 0.1 * randn(29, 100)
     clip = float(honest.norm(dim=1).median())
     backdoor = randn(100, seed=1)
@@ -193,10 +195,10 @@ def test_a_backdoor_shrinks_as_the_paper_says() -> None:
         (1.0, math.inf, "noise", "inf"),
     ],
 )
-def test_out_of_range_is_refused(clip: float, noise: float, field: str, value: str) -> None:
+def test_rejects_settings_out_of_range(clip: float, noise: float, field: str, value: str) -> None:
     with pytest.raises(ValueError, match=rf"^{field} must be .+, got {value}$"):
         DP(clip=clip, noise=noise)
 
 
-def test_no_noise_is_in_range() -> None:
+def test_accepts_zero_noise() -> None:
     assert DP(clip=1e-6, noise=0.0).noise == 0

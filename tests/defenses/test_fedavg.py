@@ -1,4 +1,4 @@
-"""fedavg: the plain mean, and what it does not stop."""
+"""FedAvg: the plain mean, and the attack it does not stop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_by_hand() -> None:
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(hnp.arrays(np.float64, shapes, elements=floats), st.sampled_from(["float32", "float64"]))
 def test_against_exact_sums(rows: np.ndarray, dtype: str) -> None:
-    """Elements are float32 numbers, so both types hold them exactly."""
+    """Elements are float32 numbers, so both dtypes represent them exactly."""
     update = fedavg(torch.tensor(rows, dtype=getattr(torch, dtype))).update.tolist()
     for column, found in zip(rows.T, update, strict=True):
         expected = math.fsum(column) / len(column)
@@ -52,7 +52,7 @@ def test_against_exact_sums(rows: np.ndarray, dtype: str) -> None:
 
 
 def send(updates: Tensor, gamma: float | str, n_honest: int, server_lr: float) -> Tensor:
-    """What changes in the global model when all honest updates are zero."""
+    """Change of the global model if all honest updates are zero."""
     n_malicious, p = updates.shape
     view = AttackView(
         index=0,
@@ -68,14 +68,14 @@ def send(updates: Tensor, gamma: float | str, n_honest: int, server_lr: float) -
 
 
 def test_a_scaled_update_replaces_the_model() -> None:
-    # gamma = N / (server_lr M) = 8 / (0.5 * 1) = 16; all powers of two, so there is no rounding.
+    # gamma = N / (server_lr M) = 8 / (0.5 * 1) = 16; all powers of two, so nothing is rounded.
     before = torch.tensor([1.0, -2.0, 0.5])
     malicious = torch.tensor([3.0, 7.0, -0.25])
     change = send((malicious - before)[None], "auto", n_honest=7, server_lr=0.5)
     assert torch.equal(before + change, malicious)
 
 
-def test_an_update_that_is_not_scaled_is_averaged_away() -> None:
+def test_an_unscaled_update_is_averaged_with_the_others() -> None:
     change = send(torch.tensor([[8.0, -16.0]]), 1.0, n_honest=7, server_lr=1.0)
     assert change.tolist() == [1, -2]
 
@@ -86,7 +86,7 @@ def test_an_update_that_is_not_scaled_is_averaged_away() -> None:
     st.integers(0, 20),
     st.floats(0.01, 4),
 )
-def test_replacement_is_by_the_mean_of_the_malicious_models(
+def test_scaled_updates_replace_the_model_by_their_mean(
     rows: np.ndarray, n_honest: int, server_lr: float
 ) -> None:
     change = send(torch.tensor(rows), "auto", n_honest, server_lr)

@@ -1,4 +1,4 @@
-"""krum: the m clients closest to their N - f - 2 nearest others, by squared distance."""
+"""Krum: the m clients closest to their N - f - 2 nearest neighbors, by squared distance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedbench.defense import DEFENSES, Aggregate, ServerView
 Krum: Any = DEFENSES.get("krum")
 
 shapes = st.tuples(st.integers(3, 10), st.integers(1, 4))
-prepared_for = st.one_of(st.none(), st.integers(0, 9))
+tolerated = st.one_of(st.none(), st.integers(0, 9))
 
 
 def krum(updates: Tensor, f: int | None = None, m: int | str = 1) -> Aggregate:
@@ -42,14 +42,14 @@ def all_chosen_by(outcome: Aggregate) -> list[int]:
 
 
 def largest_f(n: int) -> int:
-    """Of the paper's condition n > 2f + 2."""
+    """Largest f with n > 2f + 2, the paper's condition."""
     return max(f for f in range(n) if 2 * f + 2 < n)
 
 
 def scores_by_definition(rows: Sequence[Sequence[float]], f: int | None) -> list[float]:
-    """Blanchard et al., section 3: the sum over i -> j of |V_i - V_j|^2, n - f - 2 of them.
+    """Blanchard et al., section 3: the sum of |V_i - V_j|^2 over the n - f - 2 pairs i -> j.
 
-    Without f: the largest that is below (n - 2) / 2.
+    Without f, the largest f below (n - 2) / 2.
     """
     n = len(rows)
     if f is None:
@@ -66,9 +66,9 @@ def scores_by_definition(rows: Sequence[Sequence[float]], f: int | None) -> list
 
 
 def test_by_hand() -> None:
-    # N = 5, f = 1: two neighbours each, at squared distances
+    # N = 5, f = 1: two neighbors each, at squared distances
     #    0: 1 + 9 = 10     1: 1 + 4 = 5     3: 4 + 9 = 13     10: 1 + 49 = 50     11: 1 + 64 = 65
-    # With three neighbours (N - f - 1) it would be 110, 86, 62, 131, 165 and the third would win.
+    # With three neighbors (N - f - 1): 110, 86, 62, 131, 165, and the third would win.
     rows = torch.tensor([[0.0], [1.0], [3.0], [10.0], [11.0]])
     for outcome in (krum(rows), krum(rows, f=1)):
         assert outcome.scores is not None
@@ -80,7 +80,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 0), (5, 1), (6, 1), (7, 2), (30, 13), (31, 14)])
-def test_default_is_the_largest_f_of_the_paper(n: int, f: int) -> None:
+def test_default_f_is_the_largest_in_the_paper(n: int, f: int) -> None:
     assert 2 * f + 2 < n <= 2 * (f + 1) + 2
     rows = torch.randn(n, 4, generator=torch.Generator().manual_seed(n))
     default, explicit = krum(rows).scores, krum(rows, f).scores
@@ -92,11 +92,11 @@ def test_default_is_the_largest_f_of_the_paper(n: int, f: int) -> None:
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(
     hnp.arrays(np.int64, shapes, elements=st.integers(-3, 3)),
-    prepared_for,
+    tolerated,
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_on_whole_numbers_exactly(rows: np.ndarray, f: int | None, dtype: torch.dtype) -> None:
-    """Nothing is rounded, and many scores tie: the lowest index counts."""
+def test_is_exact_on_integers(rows: np.ndarray, f: int | None, dtype: torch.dtype) -> None:
+    """Nothing is rounded and many scores tie: the lowest index wins."""
     assume(f is None or len(rows) - f - 2 >= 1)
     outcome = krum(torch.tensor(rows, dtype=dtype), f)
     expected = scores_by_definition(rows.tolist(), f)
@@ -110,15 +110,15 @@ def test_on_whole_numbers_exactly(rows: np.ndarray, f: int | None, dtype: torch.
 @given(
     hnp.arrays(np.float64, shapes, elements=st.floats(-1, 1, width=32)),
     st.floats(-1e4, 1e4, width=32),
-    prepared_for,
+    tolerated,
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_on_any_numbers(
-    spread: np.ndarray, centre: float, f: int | None, dtype: torch.dtype
+def test_against_the_definition(
+    spread: np.ndarray, center: float, f: int | None, dtype: torch.dtype
 ) -> None:
-    """Far from the origin too, where rows differ in their last bits only."""
+    """Including rows far from the origin, which differ in their last bits only."""
     assume(f is None or len(spread) - f - 2 >= 1)
-    updates = torch.tensor(spread + centre, dtype=dtype)
+    updates = torch.tensor(spread + center, dtype=dtype)
     rows = updates.double().tolist()
     outcome = krum(updates, f)
     expected = scores_by_definition(rows, f)
@@ -130,8 +130,8 @@ def test_on_any_numbers(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_of_two_equally_good_clients_the_first_is_taken(seed: int) -> None:
-    """With one neighbour each, the closest pair has one distance and so one score."""
+def test_takes_the_first_of_two_tied_clients(seed: int) -> None:
+    """With one neighbor each, the two clients of the closest pair have the same score."""
     rows = torch.randn(10, 100, generator=torch.Generator().manual_seed(seed))
     expected = scores_by_definition(rows.double().tolist(), f=7)
     closest = sorted(range(10), key=expected.__getitem__)[:2]
@@ -139,8 +139,8 @@ def test_of_two_equally_good_clients_the_first_is_taken(seed: int) -> None:
 
 
 @pytest.mark.parametrize("relative", [1e-2, 1e-4, 1e-6])
-def test_the_right_client_wins_among_nearly_equal_ones(relative: float) -> None:
-    """30 float32 clients: with distances from a float32 Gram matrix another one wins."""
+def test_chooses_correctly_among_nearly_equal_clients(relative: float) -> None:
+    """30 float32 clients; a float32 Gram matrix would choose a different one."""
     for seed in range(5):
         rng = torch.Generator().manual_seed(seed)
         common = torch.randn(400, generator=rng)
@@ -153,7 +153,7 @@ def test_the_right_client_wins_among_nearly_equal_ones(relative: float) -> None:
 
 
 def poisoned(n: int, n_malicious: int, spread: float) -> Tensor:
-    """Honest rows around 1 and, first, malicious ones around -4, as close together as `spread`."""
+    """Malicious rows first, around -4 with standard deviation `spread`; honest rows around 1."""
     rng = torch.Generator().manual_seed(n + n_malicious)
     rows = 1 + torch.randn(n, 100, generator=rng)
     rows[:n_malicious] = -4 + spread * torch.randn(n_malicious, 100, generator=rng)
@@ -162,7 +162,7 @@ def poisoned(n: int, n_malicious: int, spread: float) -> Tensor:
 
 @pytest.mark.parametrize("spread", [1.0, 0.01])
 @pytest.mark.parametrize(("n", "n_malicious"), [(10, 1), (10, 3), (30, 6), (30, 13)])
-def test_a_minority_is_dropped(n: int, n_malicious: int, spread: float) -> None:
+def test_rejects_a_minority(n: int, n_malicious: int, spread: float) -> None:
     outcome = krum(poisoned(n, n_malicious, spread))
     assert chosen_by(outcome) >= n_malicious
     assert outcome.scores is not None
@@ -170,12 +170,12 @@ def test_a_minority_is_dropped(n: int, n_malicious: int, spread: float) -> None:
 
 
 @pytest.mark.parametrize(("n", "n_malicious"), [(10, 5), (30, 15), (30, 20)])
-def test_half_the_clients_in_collusion_win(n: int, n_malicious: int) -> None:
+def test_half_of_the_clients_win_if_they_collude(n: int, n_malicious: int) -> None:
     outcome = krum(poisoned(n, n_malicious, spread=0.01))
     assert chosen_by(outcome) < n_malicious
 
 
-def test_scaled_outliers_are_dropped_whatever_their_size() -> None:
+def test_rejects_scaled_outliers_of_any_norm() -> None:
     for scale in (10, 1e6, 1e30):
         rows = torch.randn(10, 20, generator=torch.Generator().manual_seed(1))
         rows[:3] *= scale
@@ -183,7 +183,7 @@ def test_scaled_outliers_are_dropped_whatever_their_size() -> None:
 
 
 @pytest.mark.parametrize(("n", "f"), [(1, None), (2, None), (3, 1), (10, 8), (10, 20)])
-def test_too_few_clients_are_refused(n: int, f: int | None) -> None:
+def test_rejects_too_few_clients(n: int, f: int | None) -> None:
     message = rf"krum needs N - f - 2 >= 1, got N={n}, f={f or 0}$"
     with pytest.raises(ValueError, match=message):
         Krum(f).check(n)
@@ -191,17 +191,17 @@ def test_too_few_clients_are_refused(n: int, f: int | None) -> None:
         krum(torch.zeros(n, 2), f)
 
 
-def test_one_neighbour_is_enough() -> None:
+def test_one_neighbor_is_enough() -> None:
     Krum(f=7).check(10)
     assert krum(torch.eye(10), f=7).scores is not None
 
 
-def test_negative_f_is_refused() -> None:
+def test_rejects_negative_f() -> None:
     with pytest.raises(ValueError, match="f must be 0 or more, got -1"):
         Krum(f=-1)
 
 
-def test_several_by_hand() -> None:
+def test_multi_krum_by_hand() -> None:
     # The rows above score 10, 5, 13, 50, 65. The best two are 1 and 0, the best three 1, 0, 3.
     rows = torch.tensor([[10.0], [3.0], [11.0], [1.0], [0.0]])
     for m, chosen, mean in [(1, [3], 1.0), (2, [3, 4], 0.5), (3, [1, 3, 4], 4 / 3)]:
@@ -219,7 +219,7 @@ def test_several_by_hand() -> None:
         assert krum(rows, f, 5).update.tolist() == [5]
 
 
-def test_of_equal_scores_the_first_are_taken() -> None:
+def test_multi_krum_takes_the_first_of_tied_clients() -> None:
     rows = torch.tensor([[0.0], [9.0], [0.0], [0.0], [0.0], [0.0]])
     for m, chosen in [(1, [0]), (2, [0, 2]), (4, [0, 2, 3, 4]), (6, list(range(6)))]:
         assert all_chosen_by(krum(rows, m=m)) == chosen
@@ -231,14 +231,14 @@ def test_of_equal_scores_the_first_are_taken() -> None:
 @settings(derandomize=True, deadline=None, max_examples=400)
 @given(
     hnp.arrays(np.int64, shapes, elements=st.integers(-3, 3)),
-    prepared_for,
+    tolerated,
     st.one_of(st.just("auto"), st.integers(1, 10)),
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_several_on_whole_numbers(
+def test_multi_krum_is_exact_on_integers(
     rows: np.ndarray, f: int | None, m: int | str, dtype: torch.dtype
 ) -> None:
-    """Scores are exact and many of them tie, so that those chosen are known for sure."""
+    """Scores are exact and many of them tie, so the chosen clients are known for certain."""
     n = len(rows)
     assume(f is None or n - f - 2 >= 1)
     n_chosen = n - (largest_f(n) if f is None else f) if isinstance(m, str) else m
@@ -258,16 +258,16 @@ def test_several_on_whole_numbers(
 @given(
     hnp.arrays(np.float64, shapes, elements=st.floats(-1, 1, width=32)),
     st.floats(-1e4, 1e4, width=32),
-    prepared_for,
+    tolerated,
     st.integers(1, 10),
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_several_on_any_numbers(
-    spread: np.ndarray, centre: float, f: int | None, m: int, dtype: torch.dtype
+def test_multi_krum_against_the_definition(
+    spread: np.ndarray, center: float, f: int | None, m: int, dtype: torch.dtype
 ) -> None:
     n = len(spread)
     assume((f is None or n - f - 2 >= 1) and m <= n)
-    updates = torch.tensor(spread + centre, dtype=dtype)
+    updates = torch.tensor(spread + center, dtype=dtype)
     expected = scores_by_definition(updates.double().tolist(), f)
     outcome = krum(updates, f, m)
     chosen = all_chosen_by(outcome)
@@ -279,8 +279,8 @@ def test_several_on_any_numbers(
 
 
 @pytest.mark.parametrize("m", [1, 5, 15, "auto"])
-def test_the_right_clients_win_among_nearly_equal_ones(m: int | str) -> None:
-    """Float32 rows, 1e-4 of their size apart and far from the origin."""
+def test_multi_krum_chooses_correctly_among_nearly_equal_clients(m: int | str) -> None:
+    """Float32 rows that differ by 1e-4 of their norm, far from the origin."""
     for seed in range(5):
         rng = torch.Generator().manual_seed(seed)
         common = torch.randn(400, generator=rng)
@@ -293,7 +293,7 @@ def test_the_right_clients_win_among_nearly_equal_ones(m: int | str) -> None:
 
 @pytest.mark.parametrize("m", ["auto", 2, 5])
 @pytest.mark.parametrize(("n", "n_malicious"), [(10, 1), (10, 3), (30, 6), (30, 13)])
-def test_none_of_a_minority_is_among_the_best(n: int, n_malicious: int, m: int | str) -> None:
+def test_multi_krum_rejects_a_minority(n: int, n_malicious: int, m: int | str) -> None:
     outcome = krum(poisoned(n, n_malicious, spread=0.01), m=m)
     n_chosen = n - largest_f(n) if isinstance(m, str) else m
     chosen = all_chosen_by(outcome)
@@ -301,7 +301,7 @@ def test_none_of_a_minority_is_among_the_best(n: int, n_malicious: int, m: int |
     assert min(chosen) >= n_malicious
 
 
-def test_more_than_there_are_honest_clients_lets_the_others_in() -> None:
+def test_m_above_the_number_of_honest_clients_accepts_malicious_ones() -> None:
     rows = poisoned(10, 3, spread=0.01)
     assert min(all_chosen_by(krum(rows, m=7))) >= 3
     assert min(all_chosen_by(krum(rows, m=8))) < 3
@@ -309,8 +309,8 @@ def test_more_than_there_are_honest_clients_lets_the_others_in() -> None:
 
 
 @pytest.mark.parametrize(("n", "m"), [(3, 4), (5, 6), (10, 300)])
-def test_more_than_all_clients_are_refused(n: int, m: int) -> None:
-    """With both values, and before anything is trained."""
+def test_rejects_m_above_the_number_of_clients(n: int, m: int) -> None:
+    """The message names both values, and `check` raises it before training starts."""
     for attempt in (lambda: Krum(m=m).check(n), lambda: krum(torch.zeros(n, 2), m=m)):
         with pytest.raises(ValueError, match=rf"^krum needs .*\b{n}\b") as refused:
             attempt()
@@ -320,14 +320,14 @@ def test_more_than_all_clients_are_refused(n: int, m: int) -> None:
 
 
 @pytest.mark.parametrize("m", [0, -1, -30, "best", "Auto", ""])
-def test_m_out_of_range_is_refused(m: int | str) -> None:
+def test_rejects_m_out_of_range(m: int | str) -> None:
     with pytest.raises(ValueError, match=rf"^m must be .*auto.*, got .*{m}") as refused:
         Krum(m=m)
     assert "1" in str(refused.value).partition(", got")[0]  # the range
 
 
 @pytest.mark.parametrize(("n", "f"), [(10, 4), (10, 5), (10, 7), (4, 1), (30, 14), (30, 27)])
-def test_f_beyond_the_paper_is_warned_of(n: int, f: int) -> None:
+def test_warns_of_f_beyond_the_paper(n: int, f: int) -> None:
     warning = Krum(f=f).warning(n)
     assert isinstance(warning, str)
     assert "\n" not in warning
@@ -337,11 +337,11 @@ def test_f_beyond_the_paper_is_warned_of(n: int, f: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 0), (5, 1), (10, 3), (30, 13), (31, 14)])
-def test_f_of_the_paper_is_not_warned_of(n: int, f: int) -> None:
+def test_does_not_warn_of_f_within_the_paper(n: int, f: int) -> None:
     assert Krum(f=f).warning(n) is None
     assert Krum(f=f + 1).warning(n) is not None
 
 
-def test_default_f_is_never_warned_of() -> None:
+def test_never_warns_of_the_default_f() -> None:
     for m in (1, "auto"):
         assert [Krum(m=m).warning(n) for n in range(3, 200)] == [None] * 197

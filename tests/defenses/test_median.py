@@ -1,4 +1,4 @@
-"""median: half the clients decide each coordinate, whatever the others send."""
+"""Median: a majority of the clients decides each coordinate, whatever the others send."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def median(updates: Tensor) -> Aggregate:
 
 
 def test_by_hand() -> None:
-    # Columns 1 2 4 10 and -3 0 0 5: the middle two are 2 4 and 0 0, their means 3 and 0.
+    # Columns 1 2 4 10 and -3 0 0 5: the middle values are 2 4 and 0 0, their means 3 and 0.
     rows = torch.tensor([[10.0, 0.0], [1.0, -3.0], [4.0, 5.0], [2.0, 0.0]])
     outcome = median(rows)
     assert outcome.update.tolist() == [3, 0]
     assert outcome.weights.tolist() == [0.25] * 4
-    assert outcome.accepted is None  # it judges nobody
+    assert outcome.accepted is None  # it does not judge clients
     assert outcome.scores is None
     assert median(rows[:3]).update.tolist() == [4, 0]  # 1 4 10 and -3 0 5
 
 
 def exact_median(column: list[float]) -> tuple[float, float]:
-    """The median, and the larger of the middle values, to measure the rounding by."""
+    """The median and the largest absolute middle value, which bounds the rounding error."""
     ordered = sorted(map(Fraction, column))
     half = len(ordered) // 2
     middle = [ordered[half]] if len(ordered) % 2 else ordered[half - 1 : half + 1]
@@ -48,7 +48,7 @@ def exact_median(column: list[float]) -> tuple[float, float]:
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(hnp.arrays(np.float64, shapes, elements=floats), st.sampled_from(["float32", "float64"]))
 def test_against_exact_arithmetic(rows: np.ndarray, dtype: str) -> None:
-    """Elements are float32 numbers, so both types hold them exactly."""
+    """Elements are float32 numbers, so both dtypes represent them exactly."""
     update = median(torch.tensor(rows, dtype=getattr(torch, dtype))).update.tolist()
     for column, found in zip(rows.T, update, strict=True):
         expected, largest = exact_median(column.tolist())
@@ -57,14 +57,16 @@ def test_against_exact_arithmetic(rows: np.ndarray, dtype: str) -> None:
 
 
 def poisoned(n: int, n_malicious: int) -> tuple[Tensor, Tensor]:
-    """Honest rows between -1 and 1, and all rows: the first ones send 1000."""
+    """The honest rows, between -1 and 1, and all rows: malicious ones come first and are 1000."""
     rows = torch.rand(n, 50, generator=torch.Generator().manual_seed(n)) * 2 - 1
     rows[:n_malicious] = 1000
     return rows[n_malicious:], rows
 
 
 @pytest.mark.parametrize(("n", "n_malicious"), [(3, 1), (9, 4), (10, 4), (30, 14)])
-def test_a_minority_cannot_leave_the_honest_range(n: int, n_malicious: int) -> None:
+def test_a_minority_cannot_move_the_update_out_of_the_honest_range(
+    n: int, n_malicious: int
+) -> None:
     honest, rows = poisoned(n, n_malicious)
     update = median(rows).update
     assert (update >= honest.min(dim=0).values).all()
@@ -76,7 +78,7 @@ def test_a_majority_decides(n: int, n_malicious: int) -> None:
     assert (median(poisoned(n, n_malicious)[1]).update == 1000).all()
 
 
-def test_half_of_the_clients_go_half_the_way() -> None:
+def test_half_of_the_clients_move_the_update_halfway() -> None:
     update = median(poisoned(10, 5)[1]).update
     assert (update > 400).all()
     assert (update < 600).all()
