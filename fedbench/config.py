@@ -12,12 +12,11 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from fedbench.datasets.partition import PARTITIONS
 from fedbench.errors import UserError, nearest
 from fedbench.sweep.resources import jobs
 
 RESULTS = 4  # raise it when the same settings give other numbers, or checkpoints hold other things
-PARTITIONS = ("main_class", "dirichlet", "natural")
-SPLIT_BY = {"main_class": "non_iid", "dirichlet": "dirichlet_alpha"}  # the setting each goes by
 MALICIOUS = ("fixed", "sampled")
 # Neither where things lie, nor how a run is watched or spread over devices, changes its numbers.
 NO_EFFECT = ("name", "out", "tracker", "executor.devices", "dataset.root", "pretrained")
@@ -125,7 +124,7 @@ class RunConfig:
     @property
     def split(self) -> tuple[str, float | None]:
         """The partition and the one setting that it goes by: what decides who holds what."""
-        key = SPLIT_BY.get(self.partition)
+        key = PARTITIONS[self.partition].setting
         return self.partition, None if key is None else getattr(self, key)
 
     @property
@@ -223,7 +222,8 @@ class RunConfig:
         """A short hash of what the benign rounds before round 0 depend on."""
         held = self.pretraining
         # What the partition does not go by stands at its default, whatever the run has.
-        unread = [key for name, key in SPLIT_BY.items() if name != held.partition]
+        used = PARTITIONS[held.partition].setting
+        unread = [p.setting for p in PARTITIONS.values() if p.setting not in (None, used)]
         held = replace(held, **{key: getattr(RunConfig, key) for key in unread})
         settings = held._without(NO_EFFECT + NO_EFFECT_BEFORE_ROUND_0)
         return _digest({**settings, "results": RESULTS})

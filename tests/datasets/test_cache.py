@@ -1,4 +1,4 @@
-"""fedbench.datasets.cache: built once, built again when something changed or was damaged."""
+"""fedbench.datasets.cache: build once, rebuild after a change or damage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pooch  # type: ignore[import-untyped]
 import pytest
 import torch
 
-from fedbench.datasets.cache import cached, stamp
+from fedbench.datasets.cache import cached, fingerprint
 from fedbench.errors import UserError
 
 CONTENT: dict[str, Any] = {
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Builder:
-    """Counts how often it is asked."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.n_calls = 0
@@ -46,17 +46,17 @@ def same(found: dict[str, Any]) -> bool:
     }
 
 
-def test_the_same_parts_build_once(folder: Path) -> None:
+def test_the_same_key_builds_once(folder: Path) -> None:
     build = Builder()
     for _ in range(3):
         assert same(cached("made", [1, {"length": 5, "path": None}], build))
     assert build.n_calls == 1
-    assert cached("made", [1, {"path": None, "length": 5}], build)  # the order does not matter
+    assert cached("made", [1, {"path": None, "length": 5}], build)  # key order does not matter
     assert build.n_calls == 1
     assert [path.suffix for path in sorted(folder.iterdir())] in ([".pt"], [".lock", ".pt"])
 
 
-def test_any_other_part_builds_anew(folder: Path) -> None:
+def test_any_other_key_rebuilds(folder: Path) -> None:
     build = Builder()
     parts: list[list[Any]] = [[1], [2], ["1"], [1, 1], [[1]], [None], [1.5], [{"a": 1}], [{"a": 2}]]
     for key in parts:
@@ -66,7 +66,7 @@ def test_any_other_part_builds_anew(folder: Path) -> None:
     assert build.n_calls == len(parts) + 1
 
 
-def test_a_file_cut_at_any_place_is_built_anew(folder: Path) -> None:
+def test_a_file_truncated_anywhere_is_rebuilt(folder: Path) -> None:
     build = Builder()
     cached("made", [1], build)
     (path,) = folder.glob("*.pt")
@@ -79,18 +79,18 @@ def test_a_file_cut_at_any_place_is_built_anew(folder: Path) -> None:
         assert path.read_bytes() == whole
 
 
-def test_a_changed_bit_is_built_anew(folder: Path) -> None:
+def test_a_changed_bit_is_detected(folder: Path) -> None:
     build = Builder()
     cached("made", [1], build)
     (path,) = folder.glob("*.pt")
     data = path.read_bytes()
-    at = data.index(CONTENT["x"].numpy().tobytes()) + 8  # within the tensor: 1 becomes 3
+    at = data.index(CONTENT["x"].numpy().tobytes()) + 8  # in the tensor: 1 becomes 3
     path.write_bytes(data[:at] + bytes([data[at] ^ 2]) + data[at + 1 :])
     assert same(cached("made", [1], build))
     assert build.n_calls == 2
 
 
-def test_a_file_of_other_content_is_built_anew(folder: Path) -> None:
+def test_a_file_with_other_content_is_rebuilt(folder: Path) -> None:
     build = Builder()
     cached("made", [1], build)
     (path,) = folder.glob("*.pt")
@@ -107,7 +107,7 @@ class Evil:
         return os.mkdir, ("ran",)
 
 
-def test_no_code_in_a_file_is_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_a_file_is_not_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = Builder()
     cached("made", [1], build)
     (path,) = folder.glob("*.pt")
@@ -138,7 +138,7 @@ def _build_in_process(home: str, log: str) -> None:
     assert same(cached("made", [1], build))
 
 
-def test_of_processes_at_once_one_builds(tmp_path: Path) -> None:
+def test_only_one_of_several_processes_builds(tmp_path: Path) -> None:
     log = tmp_path / "log"
     context = multiprocessing.get_context("fork")
     processes = [
@@ -152,16 +152,16 @@ def test_of_processes_at_once_one_builds(tmp_path: Path) -> None:
     assert log.read_text() == "built\n"
 
 
-def test_where_nothing_can_be_written_it_is_built_for_this_run_alone(folder: Path) -> None:
+def test_without_a_writable_cache_every_run_builds(folder: Path) -> None:
     folder.parent.mkdir()
-    folder.write_text("a file where the folder should be")
+    folder.write_text("a file in place of the folder")
     build = Builder()
     for n_calls in (1, 2):
         assert same(cached("made", [1], build))
         assert build.n_calls == n_calls
 
 
-def test_a_full_disk_stops_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -170,31 +170,31 @@ def test_a_full_disk_stops_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert not list(folder.glob("*.pt"))
 
 
-def test_what_is_kept_is_mapped_and_not_copied(folder: Path) -> None:
-    """Processes side by side share the pages of the file."""
+def test_cached_tensors_are_memory_mapped(folder: Path) -> None:
+    """Concurrent processes share the pages of the file."""
     large = {"x": torch.zeros(2**22, dtype=torch.uint8)}
     cached("made", ["large"], lambda: large)
-    kept = cached("made", ["large"], Builder())
+    again = cached("made", ["large"], Builder())
     (path,) = folder.glob("*.pt")
     maps = Path("/proc/self/maps")
     if not maps.exists():
-        pytest.skip("only Linux tells what is mapped")
+        pytest.skip("needs /proc/self/maps")
     ranges = [line.split()[0] for line in maps.read_text().splitlines() if str(path) in line]
     assert any(
-        int(start, 16) <= kept["x"].data_ptr() < int(end, 16)
+        int(start, 16) <= again["x"].data_ptr() < int(end, 16)
         for start, end in (line.split("-") for line in ranges)
     )
 
 
-def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
+def test_a_fingerprint_changes_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.pcap"
     path.write_bytes(b"12")
-    first = stamp(path)
+    first = fingerprint(path)
     assert first[:2] == (str(path), 2)
-    assert stamp(path) == first
+    assert fingerprint(path) == first
     os.utime(path, ns=(0, 5))
-    assert stamp(path) == (str(path), 2, 5)
+    assert fingerprint(path) == (str(path), 2, 5)
     path.write_bytes(b"123")
-    assert stamp(path)[1] == 3
+    assert fingerprint(path)[1] == 3
     with pytest.raises(UserError, match=r"b\.pcap: cannot be read \(No such file or directory\)"):
-        stamp(tmp_path / "b.pcap")
+        fingerprint(tmp_path / "b.pcap")

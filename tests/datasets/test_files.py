@@ -1,4 +1,4 @@
-"""datasets.files: arrays, tables, CIFAR-10 records; bad input is one line, never a tensor."""
+"""fedbench.datasets.files: arrays, tables, CIFAR-10 records; bad input gives a one-line error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RECORD = 1 + 3 * 32 * 32
 
 
 def message(call: Callable[..., Any], path: Path, *args: Any) -> str:
-    """What the UserError of a call says: one line that names the file."""
+    """Return the message of the UserError: one line that names the file."""
     with pytest.raises(UserError) as caught:
         call(path, *args)
     text = str(caught.value)
@@ -45,7 +45,7 @@ def message(call: Callable[..., Any], path: Path, *args: Any) -> str:
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with nothing in it."""
+    """An empty working folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDBENCH_DATA", raising=False)
     return tmp_path
@@ -56,7 +56,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "arrays.npz"
 
 
-def test_data_is_looked_for_in_the_shared_folder_and_then_here(
+def test_the_shared_folder_comes_before_the_local_one(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [*data_folders("made")] == [Path("data/made")]
@@ -70,30 +70,28 @@ def test_data_is_looked_for_in_the_shared_folder_and_then_here(
     assert [*data_folders("made")] == [alone / "sets" / "made", Path("data/made")]
 
 
-def test_a_file_that_is_given_is_the_only_place(
-    alone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_given_path_is_the_only_candidate(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("data/usual.npz", "other.npz"):
         (alone / name).parent.mkdir(exist_ok=True)
         (alone / name).touch()
     assert local_file("other.npz", "usual.npz") == Path("other.npz")
-    told = f"^{alone}/none: no such file or folder, expected usual.npz$"
-    with pytest.raises(UserError, match=told):
+    error = f"^{alone}/none: no such file or folder, expected usual.npz$"
+    with pytest.raises(UserError, match=error):
         local_file(str(alone / "none"), "usual.npz")
     monkeypatch.setenv("HOME", str(alone))
     monkeypatch.setenv("USERPROFILE", str(alone))
     assert local_file("~/other.npz", "usual.npz") == alone / "other.npz"
 
 
-def test_a_file_that_is_not_given_is_found_in_the_usual_places(
+def test_the_default_file_is_found_in_the_data_folders(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDBENCH_DATA", str(alone / "shared"))
     with pytest.raises(UserError) as caught:
         local_file(None, "usual")
-    told = f"usual is not on this machine: put it into {alone / 'data'}, or say where it is"
-    assert str(caught.value) == told
-    (alone / "data" / "usual").mkdir(parents=True)  # a folder is as good as a file
+    error = f"usual is not on this machine: put it into {alone / 'data'}, or set its path"
+    assert str(caught.value) == error
+    (alone / "data" / "usual").mkdir(parents=True)  # a folder is fine too
     assert local_file(None, "usual") == Path("data/usual")
     (alone / "shared").mkdir()
     (alone / "shared" / "usual").touch()
@@ -128,7 +126,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def headed(header: str, data: bytes = bytes(3)) -> bytes:
-    """An array's file with a header of one's own."""
+    """An .npy file with a custom header."""
     text = header.encode().ljust(117) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
 
@@ -142,13 +140,13 @@ def zip_of(train: bytes, test: bytes | None = None) -> bytes:
 
 
 def method_of(data: bytes, method: int) -> bytes:
-    """A zip whose first member says that it is packed by another method."""
+    """A zip whose first member claims another compression method."""
     at = data.index(b"PK\x01\x02") + 10
     return data[:at] + struct.pack("<H", method) + data[at + 2 :]
 
 
 def flagged(data: bytes, flag: int) -> bytes:
-    """A zip whose first member has a flag set, 1 for a password."""
+    """A zip whose first member has a flag set; 1 means encrypted."""
     at = data.index(b"PK\x01\x02") + 8
     return data[:at] + struct.pack("<H", flag) + data[at + 2 :]
 
@@ -179,27 +177,27 @@ NO_ARCHIVES = {
 
 
 @pytest.mark.parametrize("data", NO_ARCHIVES.values(), ids=NO_ARCHIVES)
-def test_what_is_no_archive_of_arrays_is_told(path: Path, data: bytes) -> None:
+def test_other_content_than_arrays_is_an_error(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     message(read_arrays, path, TWO)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", ">i4", ">u2"])
-def test_unusual_whole_numbers_are_read(path: Path, dtype: str) -> None:
+def test_unusual_integer_types_are_read(path: Path, dtype: str) -> None:
     np.savez(path, train=GOOD.astype(dtype), test=GOOD)
     train, _ = read_arrays(path, TWO)
     assert train.tolist() == GOOD.tolist()
 
 
-def test_an_archive_cut_at_any_byte_is_told(path: Path) -> None:
+def test_an_archive_truncated_anywhere_is_an_error(path: Path) -> None:
     data = zip_of(npy(GOOD))
     for length in range(len(data)):
         path.write_bytes(data[:length])
         assert "cannot be read as .npz" in message(read_arrays, path, TWO)
 
 
-def test_every_changed_byte_is_told_or_changes_nothing(path: Path) -> None:
-    """Times and permissions of a zip carry no content."""
+def test_every_changed_byte_is_an_error_or_harmless(path: Path) -> None:
+    """Timestamps and permissions in a zip carry no content."""
     data = zip_of(npy(GOOD))
     for at in range(len(data)):
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
@@ -226,27 +224,27 @@ def test_every_changed_byte_is_told_or_changes_nothing(path: Path) -> None:
         (GOOD.astype("m8[s]"), "timedelta64[s] of shape (1, 3)"),
     ],
 )
-def test_arrays_that_do_not_fit_are_told(path: Path, train: np.ndarray, found: str) -> None:
+def test_arrays_of_other_shapes_are_errors(path: Path, train: np.ndarray, found: str) -> None:
     np.savez(path, train=train, test=GOOD)
-    told = f"{path}: train must be whole numbers, n x 3, got {found}"
-    assert message(read_arrays, path, TWO) == told
+    error = f"{path}: train must be whole numbers, n x 3, got {found}"
+    assert message(read_arrays, path, TWO) == error
     np.savez(path, train=GOOD, test=train)
-    assert message(read_arrays, path, TWO) == told.replace("train must", "test must")
+    assert message(read_arrays, path, TWO) == error.replace("train must", "test must")
 
 
-def test_arrays_that_are_missing_are_told(path: Path) -> None:
+def test_missing_arrays_are_errors(path: Path) -> None:
     np.savez(path, test=GOOD, other=GOOD)
     assert message(read_arrays, path, TWO) == f"{path}: no array train, expected train, test"
     np.savez(path)
     assert message(read_arrays, path, TWO) == f"{path}: no array train, test, expected train, test"
 
 
-def test_no_archive_and_a_folder_are_told(tmp_path: Path) -> None:
+def test_a_missing_archive_and_a_folder_are_errors(tmp_path: Path) -> None:
     assert "No such file" in message(read_arrays, tmp_path / "none.npz", TWO)
     assert "Is a directory" in message(read_arrays, tmp_path, TWO)
 
 
-def test_no_pickle_is_ever_run(path: Path) -> None:
+def test_pickles_are_never_loaded(path: Path) -> None:
     class Harmful:
         def __reduce__(self) -> tuple[Any, ...]:
             return (path.with_suffix(".harm").touch, ())
@@ -287,7 +285,7 @@ def test_read_table_gives_back_what_was_written(
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "error"),
     [
         (b"", "no rows, expected 2 numbers in each row"),
         (b" \n\n", "no rows, expected 2 numbers in each row"),
@@ -307,19 +305,19 @@ def test_read_table_gives_back_what_was_written(
         (b"1 1e999\n", "holds numbers that are not finite"),
     ],
 )
-def test_what_is_no_table_is_told(tmp_path: Path, data: bytes, told: str) -> None:
+def test_other_content_than_a_table_is_an_error(tmp_path: Path, data: bytes, error: str) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(data)
-    assert message(read_table, path, 2).startswith(f"{path}: {told}")
+    assert message(read_table, path, 2).startswith(f"{path}: {error}")
 
 
-def test_no_table_and_a_folder_are_told(tmp_path: Path) -> None:
+def test_a_missing_table_and_a_folder_are_errors(tmp_path: Path) -> None:
     assert "No such file" in message(read_table, tmp_path / "none.csv", 2)
     assert "Is a directory" in message(read_table, tmp_path, 2)
 
 
 def records(n: int, seed: int = 0) -> bytes:
-    """Records of CIFAR-10's binary version, of labels 0 to 9."""
+    """CIFAR-10 binary records with labels 0 to 9."""
     rows = np.random.default_rng(seed).integers(0, 256, (n, RECORD), dtype=np.uint8)
     rows[:, 0] %= 10
     return rows.tobytes()
@@ -329,7 +327,7 @@ def records(n: int, seed: int = 0) -> bytes:
 def publish(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[bytes], None]:
-    """Makes bytes the published content of data_batch_1.bin."""
+    """Register the hash of some bytes as that of data_batch_1.bin."""
     assets = tmp_path_factory.mktemp("assets")
     monkeypatch.setattr("fedbench.datasets.files.ASSETS", assets)
 
@@ -343,8 +341,8 @@ def publish(
 Publish = Callable[[bytes], None]
 
 
-def test_a_record_of_cifar10_by_hand(tmp_path: Path, publish: Publish) -> None:
-    # Label 6, then 1024 bytes each of red, green and blue, row by row: place 35 is row 1, column 3.
+def test_a_cifar10_record_by_hand(tmp_path: Path, publish: Publish) -> None:
+    # Label 6, then 1024 bytes each of red, green and blue by row: offset 35 is row 1, column 3.
     data = bytearray(RECORD)
     data[0] = 6
     data[1 + 35], data[1 + 1024 + 35], data[1 + 2048 + 35] = 10, 20, 30
@@ -374,16 +372,16 @@ def test_read_cifar_gives_back_what_was_written(
 
 
 @pytest.mark.parametrize("length", [0, 1, RECORD - 1, RECORD + 1, 2 * RECORD - 1])
-def test_records_that_are_cut_off_are_told(tmp_path: Path, publish: Publish, length: int) -> None:
+def test_truncated_records_are_errors(tmp_path: Path, publish: Publish, length: int) -> None:
     path, data = tmp_path / "data_batch_1.bin", records(2)
     publish(data)
     path.write_bytes(data[:length])
-    told = f"{path}: {length} bytes, expected records of {RECORD} bytes"
-    assert message(read_cifar, path) == told
+    error = f"{path}: {length} bytes, expected records of {RECORD} bytes"
+    assert message(read_cifar, path) == error
 
 
-def test_other_records_are_told(tmp_path: Path, publish: Publish) -> None:
-    """One less, one more, another pixel, another label."""
+def test_unpublished_records_are_errors(tmp_path: Path, publish: Publish) -> None:
+    """One record less, one more, another pixel, another label."""
     path, data = tmp_path / "data_batch_1.bin", records(2)
     publish(data)
     wanted = hashlib.sha256(data).hexdigest()
@@ -394,17 +392,17 @@ def test_other_records_are_told(tmp_path: Path, publish: Publish) -> None:
         bytes([data[0] ^ 1]) + data[1:],
     ):
         path.write_bytes(other)
-        told = message(read_cifar, path)
-        assert hashlib.sha256(other).hexdigest() in told
-        assert f"expected {wanted}" in told
+        error = message(read_cifar, path)
+        assert hashlib.sha256(other).hexdigest() in error
+        assert f"expected {wanted}" in error
 
 
-def test_no_file_and_damaged_gzip_are_told(tmp_path: Path, publish: Publish) -> None:
+def test_a_missing_file_and_truncated_gzip_are_errors(tmp_path: Path, publish: Publish) -> None:
     path, data = tmp_path / "data_batch_1.bin", records(1)
     publish(data)
     assert "No such file" in message(read_cifar, path)
     path.write_bytes(gzip.compress(data)[:-9])
-    assert "gzip data cut off" in message(read_cifar, path)
+    assert "compressed data is truncated" in message(read_cifar, path)
 
 
 def test_every_file_of_cifar10_has_its_hash() -> None:

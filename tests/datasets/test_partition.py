@@ -1,7 +1,9 @@
-"""fedbench.datasets.partition: what a split promises, for any labels and settings."""
+"""fedbench.datasets.partition: the properties of every partition, for any labels and settings."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,39 +11,49 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from fedbench.datasets.partition import MAX_DRAWS, by_dirichlet, by_main_class, by_owner
+from fedbench.config import RunConfig
+from fedbench.data import Images
+from fedbench.datasets.partition import (
+    MAX_DRAWS,
+    PARTITIONS,
+    Ints,
+    Partition,
+    by_dirichlet,
+    by_main_class,
+    by_owner,
+    client_indices,
+)
 from fedbench.errors import UserError
 
 
-def balanced(n_classes: int, per_class: int) -> Tensor:
-    return torch.arange(n_classes).repeat(per_class)
+def balanced(n_classes: int, per_class: int) -> Ints:
+    return np.tile(np.arange(n_classes), per_class)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def distinct(values: Tensor) -> list[int]:
+def distinct(values: Ints) -> list[int]:
     return sorted(set(values.tolist()))
 
 
-def counts(labels: Tensor, clients: list[Tensor]) -> Tensor:
-    """How many samples of each class each client has: [n_clients, C]."""
+def counts(labels: Ints, clients: list[Ints]) -> Ints:
+    """Number of samples per client and class: [n_clients, C]."""
     n_classes = int(labels.max()) + 1
-    return torch.stack([labels[client].bincount(minlength=n_classes) for client in clients])
+    return np.stack([np.bincount(labels[client], minlength=n_classes) for client in clients])
 
 
-def assert_disjoint(clients: list[Tensor], n: int) -> None:
-    everything = torch.cat(clients)
-    assert everything.dtype == torch.int64
+def assert_disjoint(clients: list[Ints], n: int) -> None:
+    everything = np.concatenate(clients)
+    assert everything.dtype == np.int64
     assert len(distinct(everything)) == len(everything)
     assert everything.min() >= 0
     assert everything.max() < n
 
 
-# Labels, and a number of clients that they can be split over.
+# Labels, and a number of clients they can be split over.
 cases = st.lists(st.integers(0, 6), min_size=1, max_size=300).flatmap(
     lambda values: st.tuples(st.just(values), st.integers(1, min(40, len(values))))
 )
@@ -52,15 +64,15 @@ seeds = st.integers(0, 2**32 - 1)
 @given(cases, st.floats(0, 1), seeds)
 def test_main_class_for_any_labels(case: tuple[list[int], int], non_iid: float, seed: int) -> None:
     values, n_clients = case
-    labels = torch.tensor(values)
+    labels = np.array(values)
     classes = distinct(labels)
-    supply = labels.bincount()[classes]
-    main_of = torch.arange(n_clients) % len(classes)
-    n_mains = main_of.bincount(minlength=len(classes))
+    class_sizes = np.bincount(labels)[classes]
+    main_class = np.arange(n_clients) % len(classes)
+    n_sharing = np.bincount(main_class, minlength=len(classes))
     try:
         clients = by_main_class(labels, n_clients, non_iid, rng(seed))
     except UserError:
-        assert (n_mains > supply).any()
+        assert (n_sharing > class_sizes).any()
         return
     assert len(clients) == n_clients
     assert_disjoint(clients, len(labels))
@@ -69,11 +81,11 @@ def test_main_class_for_any_labels(case: tuple[list[int], int], non_iid: float, 
     n_main = int(non_iid * size + 0.5)
     assert abs(n_main - non_iid * size) <= 0.5
     held = counts(labels, clients)[:, classes]  # [n_clients, C]
-    assert (held[torch.arange(n_clients), main_of] >= n_main).all()
-    # Without the main shares, what all clients hold of a class is its share of the rest, rounded.
-    rest = held.sum(0) - n_mains * n_main
-    exact = n_clients * (size - n_main) * supply / len(labels)
-    assert ((rest - exact).abs() < 1 + 1e-4).all()
+    assert (held[np.arange(n_clients), main_class] >= n_main).all()
+    # Without the main-class samples, all clients together hold the proportional number, rounded.
+    rest = held.sum(0) - n_sharing * n_main
+    exact = n_clients * (size - n_main) * class_sizes / len(labels)
+    assert (np.abs(rest - exact) < 1 + 1e-4).all()
 
 
 @settings(deadline=None)
@@ -82,16 +94,17 @@ def test_main_class_size_is_the_largest_that_fits(
     case: tuple[list[int], int], non_iid: float
 ) -> None:
     values, n_clients = case
-    labels = torch.tensor(values)
-    supply = [values.count(c) for c in sorted(set(values))]
-    n_mains = [len(range(c, n_clients, len(supply))) for c in range(len(supply))]
+    labels = np.array(values)
+    class_sizes = [values.count(c) for c in sorted(set(values))]
+    n_sharing = [len(range(c, n_clients, len(class_sizes))) for c in range(len(class_sizes))]
 
     def fits(size: int) -> bool:
         n_main = int(non_iid * size + 0.5)
         n_rest = n_clients * (size - n_main)
         n = len(labels)
         return all(
-            k * n_main * n + n_rest * s <= s * n for k, s in zip(n_mains, supply, strict=True)
+            k * n_main * n + n_rest * s <= s * n
+            for k, s in zip(n_sharing, class_sizes, strict=True)
         )
 
     want = max((s for s in range(1, len(labels) // n_clients + 1) if fits(s)), default=0)
@@ -112,8 +125,8 @@ def test_balanced_classes_lose_nothing(n_clients: int, non_iid: float) -> None:
 
 
 def test_main_class_by_hand() -> None:
-    # 2 classes of 8, 4 clients of 4 samples, half of them from the main class: 2 of class i % 2,
-    # and 2 of the pool of 4 + 4 that is left.
+    # 2 classes of 8 and 4 clients of 4 samples, half from the main class: 2 of class i % 2, and 2
+    # from the remaining pool of 4 + 4.
     labels = balanced(2, 8)
     held = counts(labels, by_main_class(labels, 4, 0.5, rng()))
     assert held.sum(1).tolist() == [4] * 4
@@ -122,12 +135,12 @@ def test_main_class_by_hand() -> None:
 
 
 def test_zero_is_iid() -> None:
-    # Each client: 1000 of 30,000 without replacement, 100 a class, standard deviation
+    # Each client: 1000 of 30,000 without replacement, 100 per class, standard deviation
     # sqrt(1000 * 0.1 * 0.9 * 29/30) = 9.3 over 300 counts; 5 deviations are 47.
     labels = balanced(10, 3000)
-    held = counts(labels, by_main_class(labels, 30, 0, rng())).double()
-    assert (held - 100).abs().max() < 47
-    assert 8 < float(held.std()) < 10.6  # and not dealt out evenly, as no iid draw would be
+    held = counts(labels, by_main_class(labels, 30, 0, rng()))
+    assert np.abs(held - 100).max() < 47
+    assert 8 < held.std() < 10.6  # an even distribution would not be an iid draw
 
 
 def test_one_is_the_main_class_only() -> None:
@@ -135,21 +148,21 @@ def test_one_is_the_main_class_only() -> None:
     clients = by_main_class(labels, 30, 1, rng())
     for i, client in enumerate(clients):
         assert distinct(labels[client]) == [i % 10]
-    assert len(distinct(torch.cat(clients))) == 3000
+    assert len(distinct(np.concatenate(clients))) == 3000
 
 
-def test_the_rest_is_of_all_classes() -> None:
-    # 30 clients of 2000, 1400 of the main class, 600 of all: 60 of each class, 1460 of the main.
+def test_the_rest_comes_from_all_classes() -> None:
+    # 30 clients of 2000: 1400 of the main class and 600 of all, so 60 of each and 1460 of the main.
     labels = balanced(10, 6000)
-    held = counts(labels, by_main_class(labels, 30, 0.7, rng())).double()
-    main = torch.arange(30) % 10
-    assert (held[torch.arange(30), main] - 1460).abs().max() < 5 * 7.3
-    others = held[torch.ones(30, 10, dtype=torch.bool).scatter(1, main[:, None], False)]
-    assert (others - 60).abs().max() < 5 * 7.3
-    assert abs(float(others.mean()) - 60) < 1
+    held = counts(labels, by_main_class(labels, 30, 0.7, rng()))
+    is_main = np.arange(10) == (np.arange(30) % 10)[:, None]
+    assert np.abs(held[is_main] - 1460).max() < 5 * 7.3
+    others = held[~is_main]
+    assert np.abs(others - 60).max() < 5 * 7.3
+    assert abs(others.mean() - 60) < 1
 
 
-def test_two_clients_of_one_class_shrink_everybody() -> None:
+def test_two_clients_sharing_a_main_class_shrink_all_clients() -> None:
     labels = balanced(10, 100)
     clients = by_main_class(labels, 12, 1, rng())
     assert_disjoint(clients, len(labels))
@@ -159,13 +172,13 @@ def test_two_clients_of_one_class_shrink_everybody() -> None:
 
 
 def test_unequal_demand_leaves_the_rest_uniform() -> None:
-    # 12 clients of size s, half main: class 0 must give 2 * s/2 + 12 * s/2 / 10 = 1.6 s <= 1000.
-    # s = 625 would round to 313 main samples, 626 + 374.4 > 1000; 624 it is.
+    # 12 clients of size s, half main: class 0 must supply 2 * s/2 + 12 * s/2 / 10 = 1.6 s <= 1000.
+    # s = 625 rounds to 313 main samples, and 626 + 374.4 > 1000, so s = 624.
     labels = balanced(10, 1000)
     clients = by_main_class(labels, 12, 0.5, rng())
     assert_disjoint(clients, len(labels))
     assert {len(client) for client in clients} == {624}
-    rest = counts(labels, clients).sum(0) - 312 * torch.tensor([2, 2] + [1] * 8)
+    rest = counts(labels, clients).sum(0) - 312 * np.array([2, 2] + [1] * 8)
     assert set(rest.tolist()) <= {374, 375}  # 12 * 312 / 10 = 374.4
 
 
@@ -178,7 +191,7 @@ def test_fewer_clients_than_classes(n_clients: int, non_iid: float) -> None:
     held = counts(labels, clients)
     if non_iid > 0:
         assert held.argmax(1).tolist() == list(range(n_clients))
-    # Class 0 has 100 samples and gives size * (non_iid + (1 - non_iid) * n_clients / 10).
+    # Class 0 has 100 samples and supplies size * (non_iid + (1 - non_iid) * n_clients / 10).
     assert (
         len(clients[0])
         == {(1, 0): 1000, (1, 0.5): 181, (1, 1): 100, (3, 0): 333, (3, 0.5): 153, (3, 1): 100}[
@@ -187,26 +200,26 @@ def test_fewer_clients_than_classes(n_clients: int, non_iid: float) -> None:
     )
 
 
-def test_the_remainder_is_left_out() -> None:
-    clients = by_main_class(torch.zeros(11, dtype=torch.int64), 3, 0.5, rng())
+def test_the_remainder_is_unused() -> None:
+    clients = by_main_class(np.zeros(11, np.int64), 3, 0.5, rng())
     assert [len(client) for client in clients] == [3, 3, 3]
 
 
-def test_main_class_is_one_that_occurs() -> None:
-    labels = torch.tensor([3, 7] * 20)
+def test_main_classes_are_classes_present_in_the_labels() -> None:
+    labels = np.array([3, 7] * 20)
     clients = by_main_class(labels, 4, 1, rng())
     assert [distinct(labels[client]) for client in clients] == [[3], [7], [3], [7]]
 
 
-def test_a_vector_is_not_sorted_by_its_main_class() -> None:
+def test_samples_are_shuffled() -> None:
     labels = balanced(10, 1000)
     first = by_main_class(labels, 10, 0.5, rng())[0]
-    share = (labels[first[:500]] == 0).double().mean()  # 0.55 of all; 1 if the main came first
-    assert 0.45 < float(share) < 0.65
+    rate = (labels[first[:500]] == 0).mean()  # 0.55 overall; 1 if the main class came first
+    assert 0.45 < rate < 0.65
 
 
 def test_a_main_class_smaller_than_its_clients() -> None:
-    labels = torch.tensor([0] + [1] * 99)
+    labels = np.array([0] + [1] * 99)
     with pytest.raises(UserError, match=r"n_clients=10, non_iid=1: 5 clients .* of 1 samples"):
         by_main_class(labels, 10, 1, rng())
 
@@ -217,33 +230,33 @@ def test_dirichlet_uses_every_sample_once(
     case: tuple[list[int], int], alpha: float, seed: int
 ) -> None:
     values, n_clients = case
-    labels = torch.tensor(values)
+    labels = np.array(values)
     try:
         clients = by_dirichlet(labels, n_clients, alpha, rng(seed))
-    except UserError:  # too few samples or too small an alpha to give every client one
+    except UserError:  # too few samples, or alpha too small for every client to get one
         return
     assert len(clients) == n_clients
     assert min(len(client) for client in clients) >= 1
-    assert torch.equal(torch.cat(clients).sort().values, torch.arange(len(labels)))
+    assert np.array_equal(np.sort(np.concatenate(clients)), np.arange(len(labels)))
 
 
-def test_dirichlet_shares_have_their_moments() -> None:
-    # A share of Dirichlet(alpha) over k clients: mean 1/k, variance (k - 1) / (k^2 (k alpha + 1)).
+def test_dirichlet_proportions_have_the_right_moments() -> None:
+    # Dirichlet(alpha) over k clients: mean 1/k, variance (k - 1) / (k^2 (k alpha + 1)).
     k, alpha, n_classes, per_class = 5, 0.5, 400, 500
     labels = balanced(n_classes, per_class)
-    shares = counts(labels, by_dirichlet(labels, k, alpha, rng())).double() / per_class  # [k, C]
-    assert shares.sum(0).allclose(torch.ones(n_classes, dtype=torch.float64))
-    assert (shares.mean(1) - 1 / k).abs().max() < 5 * (0.0457 / n_classes) ** 0.5
+    rates = counts(labels, by_dirichlet(labels, k, alpha, rng())) / per_class  # [k, C]
+    assert np.allclose(rates.sum(0), 1)
+    assert np.abs(rates.mean(1) - 1 / k).max() < 5 * (0.0457 / n_classes) ** 0.5
     variance = (k - 1) / (k**2 * (k * alpha + 1))
-    assert abs(float(shares.var()) / variance - 1) < 0.1
+    assert abs(rates.var() / variance - 1) < 0.1
 
 
 def test_dirichlet_large_alpha_is_even_and_small_is_not() -> None:
     labels = balanced(10, 1000)
     even = counts(labels, by_dirichlet(labels, 10, 1e6, rng()))
-    assert (even - 100).abs().max() < 5
+    assert np.abs(even - 100).max() < 5
     skewed = counts(labels, by_dirichlet(labels, 10, 0.05, rng()))
-    assert skewed.max(0).values.double().mean() > 500
+    assert skewed.max(0).mean() > 500
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(0, 5), st.data())
@@ -251,31 +264,30 @@ def test_a_natural_client_holds_all_samples_of_one_owner(
     owners: list[int], seed: int, data: st.DataObject
 ) -> None:
     n_clients = data.draw(st.integers(1, len(set(owners))))
-    shards = by_owner(torch.tensor(owners), n_clients, np.random.default_rng(seed))
-    held = [{owners[i] for i in shard.tolist()} for shard in shards]
-    assert len(shards) == n_clients
+    clients = by_owner(np.array(owners), n_clients, rng(seed))
+    held = [{owners[i] for i in client.tolist()} for client in clients]
+    assert len(clients) == n_clients
     assert all(len(names) == 1 for names in held)
-    assert len(set.union(*held)) == n_clients  # no two clients are the same owner
-    for shard, (owner,) in zip(shards, held, strict=True):
-        assert shard.tolist() == [i for i, name in enumerate(owners) if name == owner]
+    assert len(set.union(*held)) == n_clients  # each client is another owner
+    for client, (owner,) in zip(clients, held, strict=True):
+        assert client.tolist() == [i for i, name in enumerate(owners) if name == owner]
 
 
 def test_natural_clients_are_drawn_by_the_generator() -> None:
-    owners = torch.arange(1000) % 100
+    owners = np.arange(1000) % 100
     drawn = {
-        tuple(int(shard[0]) for shard in by_owner(owners, 3, np.random.default_rng(seed)))
-        for seed in (0, 0, 1, 2)
+        tuple(int(client[0]) for client in by_owner(owners, 3, rng(seed))) for seed in (0, 0, 1, 2)
     }
     assert len(drawn) == 3
 
 
-def test_more_clients_than_owners_are_told() -> None:
-    with pytest.raises(UserError, match=r"pool=3: the samples are of 2 owners"):
-        by_owner(torch.tensor([7, 7, 9]), 3, np.random.default_rng(0))
+def test_more_clients_than_owners_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"pool=3: the data has only 2 owners"):
+        by_owner(np.array([7, 7, 9]), 3, rng())
 
 
-def test_dirichlet_gives_up_and_says_so() -> None:
-    with pytest.raises(UserError, match=f"alpha=0.0001, n_clients=50: {MAX_DRAWS} draws"):
+def test_dirichlet_gives_up_with_an_error() -> None:
+    with pytest.raises(UserError, match=f"alpha=0.0001, n_clients=50: each of {MAX_DRAWS} draws"):
         by_dirichlet(balanced(2, 100), 50, 1e-4, rng())
 
 
@@ -283,10 +295,10 @@ def test_dirichlet_gives_up_and_says_so() -> None:
 def test_same_seed_same_split(split: Any, setting: float) -> None:
     labels = balanced(10, 50)
     first, again = split(labels, 7, setting, rng(3)), split(labels, 7, setting, rng(3))
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     other = split(labels, 7, setting, rng(4))
-    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-    assert torch.equal(labels, balanced(10, 50))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+    assert np.array_equal(labels, balanced(10, 50))
 
 
 @pytest.mark.parametrize(("split", "setting"), [(by_main_class, 0.5), (by_dirichlet, 1.0)])
@@ -309,3 +321,33 @@ def test_impossible_non_iid(non_iid: float) -> None:
 def test_impossible_alpha(alpha: float) -> None:
     with pytest.raises(UserError, match=f"alpha={alpha}: must be a positive number"):
         by_dirichlet(balanced(2, 10), 2, alpha, rng())
+
+
+def dataset(reserved: tuple[int, ...] = ()) -> Images:
+    y = torch.arange(600) % 10
+    x = torch.zeros(600, 1, 2, 2, dtype=torch.uint8)
+    return Images("made", x, y, x, y, 10, 0.5, 0.5, reserved=reserved)
+
+
+def test_reserved_samples_go_to_no_client() -> None:
+    held = torch.cat(client_indices(RunConfig(n_clients=5), dataset(reserved=(0, 17, 599))))
+    assert held.dtype == torch.int64
+    assert not {0, 17, 599} & set(held.tolist())
+
+
+def test_an_entry_in_the_table_is_all_a_new_partition_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def contiguous(labels: Ints, n_clients: int, rng: np.random.Generator) -> list[Ints]:
+        return np.array_split(np.arange(len(labels)), n_clients)
+
+    monkeypatch.setitem(PARTITIONS, "contiguous", Partition(contiguous))
+    config = RunConfig(n_clients=3, partition="contiguous")
+    config.check()
+    assert config.split == ("contiguous", None)
+    assert [len(client) for client in client_indices(config, dataset())] == [200] * 3
+
+
+def test_settings_are_checked_without_importing_torch() -> None:
+    code = "import sys, fedbench.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
