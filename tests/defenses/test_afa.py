@@ -1,4 +1,4 @@
-"""afa: clients whose direction is too far from, or too near to, what all send; and their past."""
+"""AFA: drops clients with outlying cosines, and blocks clients dropped too often."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rounds import accepted_by, runs, scores_of, view_of
-from scipy.stats import beta
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense
@@ -34,7 +33,7 @@ def step(
 
 
 def play(rounds: Iterable[Round], defense: Defense | None = None) -> tuple[list[Aggregate], Any]:
-    """The outcomes, and the state after all rounds."""
+    """Outcomes of all rounds, and the final state."""
     state, outcomes = None, []
     for ids, updates in rounds:
         outcome, state = step(ids, updates, state, defense)
@@ -64,21 +63,23 @@ def median_of(values: Sequence[float]) -> float:
 
 
 @cache
-def chance_below_half(good: int, bad: int) -> float:
-    return float(beta.cdf(0.5, good, bad))
+def beta_cdf_at_half(a: int, b: int) -> Fraction:
+    """BetaCDF(1/2; a, b) = P(Binomial(a + b - 1, 1/2) >= a), exactly."""
+    n = a + b - 1
+    return Fraction(sum(math.comb(n, k) for k in range(a, n + 1)), 2**n)
 
 
 class Verdict(NamedTuple):
     update: list[float]
     weights: list[float]
     scores: list[float]
-    rounding: float  # of the scores
-    clear: bool  # no decision hung on rounding
+    rounding: float  # error of the scores
+    clear: bool  # no decision depends on rounding
 
 
 @dataclass
 class Server:
-    """Munoz-Gonzalez et al., algorithm 1 and section 3, one client at a time."""
+    """Munoz-Gonzalez et al., Algorithm 1 and section 3, one client at a time."""
 
     alpha0: int = 3
     beta0: int = 3
@@ -112,7 +113,7 @@ class Server:
             good, bad = self.past.get(client, (self.alpha0, self.beta0))
             good, bad = (good + 1, bad) if client in kept else (good, bad + 1)
             self.past[client] = good, bad
-            if chance_below_half(good, bad) > self.block:
+            if beta_cdf_at_half(good, bad) > self.block:
                 self.blocked.add(client)
         return Verdict(mean, weights, scores, rounding, clear and rounding < 1e-6)
 
@@ -123,7 +124,7 @@ class Server:
     def _mean(
         self, kept: Sequence[int], update_of: dict[int, Sequence[float]]
     ) -> tuple[list[float], float]:
-        """The mean by reputation, and how much cosines to it may be off where rows cancel."""
+        """Mean weighted by reputation, and the error of cosines to it if rows cancel."""
         total = sum(self._reputation(client) for client in kept)
         shares = {client: self._reputation(client) / total for client in kept}
         p = len(next(iter(update_of.values())))
@@ -163,7 +164,7 @@ def assert_agrees(outcome: Aggregate, updates: Tensor, expected: Verdict) -> Non
     assert scores_of(outcome) == pytest.approx(expected.scores, rel=1e-6, abs=tolerance)
     for k, found in enumerate(outcome.update.tolist()):
         size = float(updates[:, k].double().abs().max())
-        # Below `tiny` numbers have fewer digits: a rounding error is no longer relative to them.
+        # Below `tiny`, numbers have fewer digits and rounding error is absolute.
         assert abs(found - expected.update[k]) <= 8 * eps * max(size, info.tiny)
 
 
@@ -176,7 +177,7 @@ def test_by_hand() -> None:
     assert first.weights.tolist() == [0.25, 0.25, 0, 0.25, 0.25]
     assert first.update.tolist() == [1, 0]
     assert scores_of(first) == pytest.approx([0, 0, 2, 0, 0])
-    # Now 12 has 3 / 7 and 10 has 4 / 7; 15 is new and has 3 / 6. Over 21/14: 6, 8 and 7 of 21.
+    # Reputations: 12 has 3/7, 10 has 4/7, 15 is new and has 3/6; divided by 21/14: 6, 8, 7 of 21.
     rows = torch.tensor([[21.0, 0.0], [42.0, 0.0], [63.0, 0.0]])
     second, _ = step((12, 10, 15), rows, state)
     assert accepted_by(second) == [True] * 3
@@ -184,7 +185,7 @@ def test_by_hand() -> None:
     assert second.update.tolist() == pytest.approx([6 + 16 + 21, 0])
 
 
-def test_too_near_by_hand() -> None:
+def test_drops_a_client_too_close_to_the_mean_by_hand() -> None:
     # The mean is (1, 1, 1, 1, 1, 2) / 6, of norm 3/6: s = 1/3 five times, and 2/3 for the last.
     # Their mean 7/18 is above the median 1/3, std = sqrt((5 + 25) / 324 / 6) = 0.1242 and
     # 2/3 > 1/3 + 2 * 0.1242 = 0.5818 is dropped. Then s = 1 / sqrt 5 for all.
@@ -196,33 +197,33 @@ def test_too_near_by_hand() -> None:
     assert scores_of(outcome) == pytest.approx([1 - 5**-0.5] * 5 + [1])
 
 
-def test_std_is_of_all_not_of_a_sample() -> None:
-    # s = 1 1 -1: std = sqrt(8/9) = 0.94, -1 < 1 - 1.89; with N - 1, 1.15 and nobody is dropped.
+def test_std_is_that_of_the_population() -> None:
+    # s = 1 1 -1: std = sqrt(8/9) = 0.94, -1 < 1 - 1.89. With N - 1 it is 1.15, and none is dropped.
     rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
     assert accepted_by(afa(rows)) == [True, True, False]
 
 
-def test_median_of_an_even_number_is_between_the_middle_two() -> None:
-    # s = 1 1 0 0: mean and median 1/2, std 1/2, bounds 1/2 +- 3/4. From the lower middle value, 0,
-    # whoever is above 3/4 would be dropped; from the upper one, 1, whoever is below 1/4.
+def test_median_of_an_even_number_is_the_mean_of_the_middle_two() -> None:
+    # s = 1 1 0 0: mean and median 1/2, std 1/2, bounds 1/2 +- 3/4. The lower middle value, 0, would
+    # drop clients above 3/4; the upper one, 1, would drop clients below 1/4.
     assert accepted_by(afa(column(1, 1, 0, 0), xi=1.5)) == [True] * 4
-    # s = 1 1 1 0 0 -1: mean 1/3, median 1/2, std = sqrt(5) / 3, -1 < 1/2 - 1.49. From 0 nobody is
-    # below the mean enough: it is above the median.
+    # s = 1 1 1 0 0 -1: mean 1/3, median 1/2, std = sqrt(5) / 3, -1 < 1/2 - 1.49. With the lower
+    # middle value, 0, the mean is above the median, and no client is far enough above.
     assert accepted_by(afa(column(1, 1, 1, 0, 0, -1))) == [True] * 5 + [False]
 
 
 def steps_of_xi() -> Tensor:
-    # Against (3.8, 0.6) / 5: s = 0.988 three times, 0.882 and -0.988; the last is dropped. Then one
-    # of four is off, which is 4 / sqrt 3 = 2.31 std from the median whatever its distance.
+    # The mean is (2.8, 0.6) / 5: s = 0.978 three times, 0.908 and -0.978, which is dropped. Then
+    # one of four differs, which is 4 / sqrt 3 = 2.31 std from the median at any distance.
     return torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]])
 
 
-def test_xi_grows_while_anyone_is_dropped() -> None:
+def test_xi_grows_while_clients_are_dropped() -> None:
     assert accepted_by(afa(steps_of_xi())) == [True, True, True, True, False]
     assert accepted_by(afa(steps_of_xi(), xi_step=0.25)) == [True, True, True, False, False]
 
 
-def test_xi_starts_anew_in_every_round() -> None:
+def test_xi_is_reset_in_every_round() -> None:
     outcomes, _ = play([(range(5), steps_of_xi()), (range(5, 9), steps_of_xi()[:4])])
     assert accepted_by(outcomes[0]) == [True, True, True, True, False]
     assert accepted_by(outcomes[1]) == [True, True, True, False]
@@ -244,7 +245,7 @@ settings_of_a_run = st.fixed_dictionaries(
 def compare(
     run: list[tuple[list[int], np.ndarray]], hyper: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """Up to the first round in which rounding decides."""
+    """Compare up to the first round in which rounding decides."""
     server, defense, state = Server(**hyper), AFA(**hyper), None
     for index, (ids, rows) in enumerate(run):
         updates = torch.tensor(rows, dtype=dtype)
@@ -262,10 +263,10 @@ def compare(
     settings_of_a_run,
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_on_whole_numbers(
+def test_against_the_definition_on_integers(
     run: list[tuple[list[int], np.ndarray]], hyper: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """Zero and parallel rows in plenty."""
+    """Many zero and parallel rows."""
     compare(run, hyper, dtype)
 
 
@@ -275,7 +276,7 @@ def test_on_whole_numbers(
     settings_of_a_run,
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_on_any_numbers(
+def test_against_the_definition_on_floats(
     run: list[tuple[list[int], np.ndarray]], hyper: dict[str, Any], dtype: torch.dtype
 ) -> None:
     compare(run, hyper, dtype)
@@ -286,8 +287,8 @@ def noise(*shape: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("relative", [1e-2, 1e-3, 1e-4])
-def test_nearly_equal_rows_are_told_apart(relative: float) -> None:
-    """Ten float32 clients and one that is off by four times as much, over four rounds."""
+def test_separates_nearly_equal_rows(relative: float) -> None:
+    """Ten float32 clients, and one with an extra deviation three times as large; four rounds."""
     n_dropped = 0
     for seed in range(5):
         server, rounds = Server(), []
@@ -301,11 +302,11 @@ def test_nearly_equal_rows_are_told_apart(relative: float) -> None:
             assert_agrees(outcome, updates, expected)
             assert not accepted_by(outcome)[5]
             n_dropped += accepted_by(outcome).count(False)
-    assert n_dropped > 20  # and others: 2 to 2.5 std are not much
+    assert n_dropped > 20  # honest ones too: 2 to 2.5 std is a tight bound
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e30])
-def test_the_size_of_all_updates_does_not_matter(scale: float) -> None:
+def test_is_invariant_to_the_scale_of_updates(scale: float) -> None:
     rows = poisoned(10, 3)
     outcome, scaled = afa(rows), afa(rows * scale)
     assert accepted_by(scaled) == accepted_by(outcome)
@@ -314,8 +315,8 @@ def test_the_size_of_all_updates_does_not_matter(scale: float) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10])
 @pytest.mark.parametrize("value", [0.1, 1 / 3, -7.0])
-def test_where_all_are_alike_all_are_kept(n: int, value: float) -> None:
-    """Cosines that differ by rounding alone have a deviation too."""
+def test_keeps_all_clients_with_the_same_direction(n: int, value: float) -> None:
+    """Their cosines differ by rounding error, so their std is not exactly 0."""
     rows = (value * noise(1, 50, seed=0)).expand(n, -1).clone() * torch.arange(1, n + 1)[:, None]
     for dtype in (torch.float32, torch.float64):
         outcome = afa(rows.to(dtype))
@@ -324,7 +325,7 @@ def test_where_all_are_alike_all_are_kept(n: int, value: float) -> None:
         assert scores_of(outcome) == pytest.approx([0] * n, abs=1e-6)
 
 
-def test_where_no_mean_has_a_direction_all_are_kept() -> None:
+def test_keeps_all_clients_if_the_mean_is_zero() -> None:
     opposed = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
     for rows in (opposed, torch.zeros(3, 2)):
         outcome = afa(rows)
@@ -333,23 +334,23 @@ def test_where_no_mean_has_a_direction_all_are_kept() -> None:
         assert scores_of(outcome) == [1] * len(rows)
 
 
-def test_a_zero_row_is_orthogonal_to_all() -> None:
-    # s = 1 1 1 0 with the zero row last, 4 / sqrt 3 > 2 deviations from the median.
+def test_a_zero_row_has_cosine_zero() -> None:
+    # s = 1 1 1 0: the zero row is 4 / sqrt 3 > 2 standard deviations from the median.
     outcome = afa(column(1, 1, 1, 0))
     assert accepted_by(outcome) == [True, True, True, False]
     assert scores_of(outcome) == pytest.approx([0, 0, 0, 1])
 
 
 def poisoned(n: int, n_malicious: int, seed: int = 0) -> Tensor:
-    """Honest rows around 1, and first malicious ones around -1."""
+    """Malicious rows first, around -1; honest rows around 1."""
     rows = 1 + 0.5 * noise(n, 300, seed=seed)
     rows[:n_malicious] -= 2
     return rows
 
 
 @pytest.mark.parametrize(("n", "n_malicious"), [(5, 1), (10, 1), (10, 2), (30, 4)])
-def test_a_minority_in_another_direction_is_dropped(n: int, n_malicious: int) -> None:
-    """And hardly anyone else."""
+def test_drops_a_minority_in_another_direction(n: int, n_malicious: int) -> None:
+    """And few honest clients."""
     rows = poisoned(n, n_malicious)
     outcome = afa(rows)
     accepted = accepted_by(outcome)
@@ -361,21 +362,21 @@ def test_a_minority_in_another_direction_is_dropped(n: int, n_malicious: int) ->
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 2.0])
-def test_an_outlier_of_any_size_is_dropped(scale: float) -> None:
+def test_drops_an_outlier_of_any_norm(scale: float) -> None:
     rows = poisoned(10, 1)
     rows[0] *= scale
     assert accepted_by(afa(rows)) == [False] + [True] * 9
 
 
 @pytest.mark.parametrize(("n", "n_malicious"), [(10, 8), (30, 26)])
-def test_a_majority_drops_the_others(n: int, n_malicious: int) -> None:
+def test_a_malicious_majority_wins(n: int, n_malicious: int) -> None:
     accepted = accepted_by(afa(poisoned(n, n_malicious)))
     assert not any(accepted[n_malicious:])
     assert sum(accepted) >= 0.9 * n_malicious
 
 
-def test_colluders_too_near_to_the_mean_are_dropped() -> None:
-    """They outweigh the others, who have little in common, and so make the mean their own."""
+def test_drops_colluders_too_close_to_the_mean() -> None:
+    """Their long updates dominate the mean, since the other clients have little in common."""
     rows = noise(20, 300, seed=0)
     rows[:3] = 20 * noise(300, seed=1) + 0.1 * noise(3, 300, seed=2)
     outcome = afa(rows)
@@ -383,18 +384,18 @@ def test_colluders_too_near_to_the_mean_are_dropped() -> None:
     assert outcome.update.norm() < 1.5 * rows[3:].mean(dim=0).norm()
 
 
-def test_without_an_attack_honest_clients_are_dropped_too() -> None:
+def test_drops_some_honest_clients_without_an_attack() -> None:
     n_dropped = sum(accepted_by(afa(poisoned(30, 0, seed))).count(False) for seed in range(10))
     assert 0 < n_dropped < 30
 
 
 def offence(ids: Sequence[int], offenders: Sequence[int]) -> Round:
-    """All send (1, 0) but the offenders, who send (-1, 0)."""
+    """Offenders send (-1, 0), all other clients (1, 0)."""
     return ids, torch.tensor([[-1.0 if client in offenders else 1.0, 0.0] for client in ids])
 
 
 def is_blocked(client: int, state: Any) -> bool:
-    """Is it left out although all send the same?"""
+    """Whether the client is rejected although it sends the same update as others."""
     outcome, _ = step((1001, client, 1002), torch.ones(3, 2), state)
     accepted = accepted_by(outcome)
     assert accepted[0]
@@ -402,28 +403,28 @@ def is_blocked(client: int, state: Any) -> bool:
     return not accepted[1]
 
 
-def test_a_fresh_client_is_blocked_at_its_sixth_drop_in_a_row() -> None:
+def test_blocks_a_new_client_at_its_sixth_drop_in_a_row() -> None:
     # P(Beta(3, 3 + k) < 1/2) = P(at least 3 heads of 5 + k): 1 - 56/1024 = 0.9453 for k = 5,
     # 1 - 67/2048 = 0.9673 for k = 6.
     state = None
     for n_drops in range(1, 10):
         outcome, state = step(*offence(range(7), [4]), state)
         assert accepted_by(outcome) == [True, True, True, True, False, True, True]
-        assert is_blocked(4, state) == (chance_below_half(3, 3 + n_drops) > 0.95) == (n_drops >= 6)
+        assert is_blocked(4, state) == (beta_cdf_at_half(3, 3 + n_drops) > 0.95) == (n_drops >= 6)
         assert not any(is_blocked(client, state) for client in (0, 6, 7, 99))
 
 
 @pytest.mark.parametrize("n_kept", [1, 5, 60])
-def test_a_good_past_is_lived_on(n_kept: int) -> None:
+def test_a_good_reputation_delays_blocking(n_kept: int) -> None:
     _, state = play([offence((3, 4, 5), [])] * n_kept)
-    limit = next(k for k in range(200) if chance_below_half(3 + n_kept, 3 + k) > 0.95)
+    limit = next(k for k in range(200) if beta_cdf_at_half(3 + n_kept, 3 + k) > 0.95)
     assert limit > 6
     for n_drops in range(1, limit + 1):
         _, state = step(*offence((3, 4, 5), [4]), state)
         assert is_blocked(4, state) == (n_drops >= limit)
 
 
-def test_being_kept_in_between_counts() -> None:
+def test_a_kept_round_between_drops_counts() -> None:
     drops = [offence(range(5), [2])] * 5
     _, state = play([*drops, offence(range(5), []), *drops[:1]])
     assert not is_blocked(2, state)  # Beta(4, 9): P(at least 4 heads of 12) = 1 - 299/4096 = 0.927
@@ -432,8 +433,8 @@ def test_being_kept_in_between_counts() -> None:
 
 
 @pytest.mark.parametrize(("block", "n_drops"), [(0.74, 1), (0.76, 2), (0.87, 2), (0.88, 3)])
-def test_how_sure_blocks(block: float, n_drops: int) -> None:
-    # Beta(1, 1 + k) is below 1/2 with 1 - 1/2^(k + 1): 3/4, 7/8, 15/16.
+def test_block_threshold(block: float, n_drops: int) -> None:
+    # P(Beta(1, 1 + k) < 1/2) = 1 - 1/2^(k + 1): 3/4, 7/8, 15/16.
     defense = AFA(alpha0=1, beta0=1, block=block)
     for k in range(1, 5):
         _, state = play([offence(range(5), [0])] * k, defense)
@@ -441,14 +442,23 @@ def test_how_sure_blocks(block: float, n_drops: int) -> None:
         assert accepted_by(outcome) == [k < n_drops] + [True] * 4
 
 
-def test_as_sure_as_the_limit_is_not_surer() -> None:
+def test_does_not_block_at_exactly_the_threshold() -> None:
     defense = AFA(alpha0=1, beta0=1, block=0.75)
     _, state = play([offence(range(5), [0])], defense)
     assert accepted_by(step(range(5), torch.ones(5, 2), state, defense)[0]) == [True] * 5
 
 
+@pytest.mark.parametrize("block", [0.5, 0.75, 0.95, 0.99, 1.0])
+def test_blocking_is_exact(block: float) -> None:
+    """Rounding error of the Beta CDF decides nothing, not even at exactly 1/2 for a = b."""
+    defense = AFA(alpha0=1, beta0=1, block=block)
+    for a in range(1, 80):
+        for b in range(1, 80):
+            assert defense.blocks(a, b) == (beta_cdf_at_half(a, b) > block)
+
+
 def test_a_blocked_client_stays_blocked() -> None:
-    """However well it behaves, and after absence."""
+    """Even if it behaves well, and after absence."""
     rounds = [offence(range(5), [2])] * 6 + [offence((3, 1, 0, 4), [])] * 3
     good = [offence(range(5), [])] * 60
     outcomes, state = play(rounds + good)
@@ -461,8 +471,8 @@ def test_a_blocked_client_stays_blocked() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e30])
-def test_rows_of_the_blocked_do_not_count(seed: int, scale: float) -> None:
-    """The round goes on as if they were not there, but for their score."""
+def test_ignores_rows_of_blocked_clients(seed: int, scale: float) -> None:
+    """The result is the same as without them, except that they have a score."""
     _, state = play([offence(range(12), [2, 5])] * 6)
     rows = poisoned(8, 0, seed)
     rows[0] = -rows[0]
@@ -486,7 +496,7 @@ def test_rows_of_the_blocked_do_not_count(seed: int, scale: float) -> None:
         assert is_blocked(client, after) == is_blocked(client, after_alone) == (client in (2, 5))
 
 
-def test_where_all_are_blocked_there_is_no_update() -> None:
+def test_no_update_if_all_clients_are_blocked() -> None:
     _, state = play([offence(range(12), [2, 5])] * 6)
     outcome, after = step((5, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), state)
     assert outcome.update.tolist() == [0, 0]
@@ -498,19 +508,19 @@ def test_where_all_are_blocked_there_is_no_update() -> None:
     assert outcome.update.tolist() == [3, 4]
 
 
-def test_the_past_is_the_clients_not_the_places() -> None:
-    """Client 2 offends from a new place each round, and then sits where it never sat."""
+def test_reputation_belongs_to_the_client_and_not_to_the_row() -> None:
+    """Client 2 offends from a different row in each round, then moves to another one."""
     turns = [[(k + shift) % 7 for k in range(7)] for shift in range(6)]
     outcomes, state = play([offence(ids, [2]) for ids in turns])
     for ids, outcome in zip(turns, outcomes, strict=True):
         assert accepted_by(outcome) == [client != 2 for client in ids]
     assert [is_blocked(client, state) for client in range(8)] == [k == 2 for k in range(8)]
     outcome, _ = step((7, 6, 5, 4, 3, 2, 1, 0), torch.ones(8, 2), state)
-    # Six drops or six times kept: 9/12 for all, 3/6 for client 7, who is new: 3 to 2.
+    # Kept in six rounds: 9/12. Client 7 is new: 3/6. The ratio is 3 to 2.
     assert outcome.weights.tolist() == pytest.approx([k / 20 for k in (2, 3, 3, 3, 3, 0, 3, 3)])
 
 
-def test_the_past_goes_on_after_absence() -> None:
+def test_reputation_continues_after_absence() -> None:
     drop, away = offence(range(5), [2]), offence((0, 1, 3, 4), [])
     _, state = play([drop, away, drop, drop, away, away, drop, drop])
     assert not is_blocked(2, state)
@@ -526,16 +536,16 @@ def test_the_past_goes_on_after_absence() -> None:
         *[("block", 0.0), ("block", -0.1), ("block", 1.1), ("block", math.nan)],
     ],
 )
-def test_bad_settings_are_refused(setting: str, value: Any) -> None:
+def test_rejects_bad_settings(setting: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"{setting} must be .+, got {re.escape(str(value))}"):
         AFA(**{setting: value})
 
 
-def test_a_limit_that_blocks_new_clients_is_refused() -> None:
+def test_rejects_a_threshold_that_blocks_new_clients() -> None:
     with pytest.raises(ValueError, match=r"block must .+, got 0\.95"):
         AFA(alpha0=3, beta0=9)
     AFA(alpha0=3, beta0=8)
 
 
-def test_settings_of_the_paper() -> None:
+def test_defaults_are_the_settings_of_the_paper() -> None:
     assert AFA() == AFA(alpha0=3, beta0=3, xi=2.0, xi_step=0.5, block=0.95)

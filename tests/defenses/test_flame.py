@@ -1,4 +1,4 @@
-"""flame: the first majority of like models, each clipped at the median length, and noise."""
+"""FLAME: the first majority by cosine distance, clipped to the median norm, plus noise."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def models_of(updates: Tensor, global_params: Tensor) -> np.ndarray:
 
 
 def exact_distances(models: np.ndarray) -> np.ndarray:
-    """1 - cos by whole numbers, rounded once.
+    """1 - cos from integers, rounded once.
 
     1 - a.b / (|a||b|) = (1 - r) / (1 + sqrt r) with r = (a.b)^2 / (a.a b.b) a fraction.
     """
     n = len(models)
     ratios = [[value.as_integer_ratio() for value in row] for row in models.tolist()]
-    scale = max(below for row in ratios for _, below in row)  # a power of two, like all of them
+    scale = max(below for row in ratios for _, below in row)  # all denominators are powers of two
     rows = [[above * (scale // below) for above, below in row] for row in ratios]
     gram = [[sum(a * b for a, b in zip(x, y, strict=True)) for y in rows] for x in rows]
     distances = np.zeros((n, n))
@@ -84,7 +84,7 @@ def exact_distances(models: np.ndarray) -> np.ndarray:
 
 
 def components(distances: np.ndarray, height: float) -> list[list[int]]:
-    """Of the graph of all pairs at most `height` apart, by breadth-first search."""
+    """Components of the graph of all pairs at most `height` apart, by breadth-first search."""
     left, found = set(range(len(distances))), []
     while left:
         queue = [left.pop()]
@@ -100,11 +100,11 @@ def components(distances: np.ndarray, height: float) -> list[list[int]]:
 class Verdict:
     kept: list[int]
     scores: list[float]
-    sure: bool  # no rounding of `tolerance` changes who is kept
+    sure: bool  # rounding errors up to `tolerance` do not change `kept`
 
 
 def verdict_by_definition(distances: np.ndarray, tolerance: float = 0.0) -> Verdict:
-    """The smallest height with a component of n // 2 + 1 clients, and each client's own height."""
+    """Clients at the smallest height with a component of n // 2 + 1, and all heights as scores."""
     n = len(distances)
     scores = [math.inf] * n
     kept: list[int] = []
@@ -115,12 +115,12 @@ def verdict_by_definition(distances: np.ndarray, tolerance: float = 0.0) -> Verd
                 scores = [min(scores[i], height if i in members else math.inf) for i in range(n)]
     bound = scores[kept[0]]
     below, above = (components(distances, bound + side * tolerance) for side in (-1, 1))
-    alone = len(below) - len(above) <= 1  # one step only, which nothing can come before
+    alone = len(below) - len(above) <= 1  # a single merge, whose order cannot change
     return Verdict(kept, scores, alone and kept in above)
 
 
 def kept_by_hdbscan(distances: np.ndarray) -> list[int]:
-    """The members of the largest cluster."""
+    """Members of the largest cluster."""
     clustering = HDBSCAN(
         min_cluster_size=len(distances) // 2 + 1,
         min_samples=1,
@@ -139,7 +139,7 @@ def median_norm(rows: Sequence[Sequence[float]]) -> float:
 
 
 def mean_by_definition(rows: Sequence[Sequence[float]], kept: Sequence[int]) -> list[float]:
-    """Of the kept rows, each no longer than the median of all of them."""
+    """Mean of the kept rows, each clipped to the median norm of all rows."""
     bound = median_norm(rows)
     clipped = []
     for i in kept:
@@ -151,9 +151,9 @@ def mean_by_definition(rows: Sequence[Sequence[float]], kept: Sequence[int]) -> 
 def test_by_hand() -> None:
     # G = (1, 0), so the models are (1, 0), (1, 1), (-1, 3), (5, 0), (-1, 0): 3 of 5 are needed.
     # Distances: 0-3: 0;  0-1 and 3-1: 1 - 1/sqrt 2 = .2929;  1-2: 1 - 2/sqrt 20 = .5528;
-    #   2-4: 1 - 1/sqrt 10 = .6838; all others are above 1. So 0, 3 and then 1 make a majority.
-    # Lengths 0, 1, sqrt 13, 4, 2: S = 2 (of those kept it would be 1), and 4 is halved.
-    # Mean of (0, 0), (0, 1), (2, 0).
+    #   2-4: 1 - 1/sqrt 10 = .6838; all others are above 1. So 0, 3 and then 1 form a majority.
+    # Norms 0, 1, sqrt 13, 4, 2: S = 2 (over the kept only it would be 1), so the norm 4 is halved.
+    # The update is the mean of (0, 0), (0, 1), (2, 0).
     rows = torch.tensor([[0.0, 0.0], [0.0, 1.0], [-2.0, 3.0], [4.0, 0.0], [-2.0, 0.0]])
     start = torch.tensor([1.0, 0.0])
     outcome = flame(rows, start)
@@ -161,8 +161,9 @@ def test_by_hand() -> None:
     assert scores_of(outcome) == pytest.approx([0.292893, 0.292893, 0.552786, 0.292893, 0.683772])
     assert outcome.update.tolist() == pytest.approx([2 / 3, 1 / 3])
     assert outcome.weights.tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3, 0])
-    # Without the third, 3 of 4 are needed, the same ones. Lengths 0, 1, 4, 2: S = (1 + 2) / 2.
-    # Mean of (0, 0), (0, 1), (1.5, 0). (-1, 0) joins last, at 1 + 1/sqrt 2 from (1, 1).
+    # Without the third, 3 of 4 are needed: the same ones. Norms 0, 1, 4, 2: S = (1 + 2) / 2.
+    # The update is the mean of (0, 0), (0, 1), (1.5, 0). The last client, with model (-1, 0), joins at
+    # 1 + 1/sqrt 2 from (1, 1).
     outcome = flame(rows[[0, 1, 3, 4]], start)
     assert kept_by(outcome) == [0, 1, 2]
     assert scores_of(outcome) == pytest.approx([0.292893, 0.292893, 0.292893, 1.707107])
@@ -170,21 +171,21 @@ def test_by_hand() -> None:
 
 
 def test_few_clients() -> None:
-    # One is kept as it is. Of two, both are, at any distance; S = (1 + 3) / 2.
+    # One client is kept unchanged. Two are both kept, at any distance; S = (1 + 3) / 2.
     alone = flame(torch.tensor([[3.0, 4.0]]))
     assert (kept_by(alone), scores_of(alone), alone.update.tolist()) == ([0], [0], [3, 4])
     pair = flame(torch.tensor([[1.0, 0.0], [0.0, -3.0]]))
     assert (kept_by(pair), scores_of(pair), pair.update.tolist()) == ([0, 1], [1, 1], [0.5, -1])
     opposed = flame(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
     assert (kept_by(opposed), scores_of(opposed)) == ([0, 1], [2, 2])
-    # Of three, the closest two.
+    # Of three, the closest two are kept.
     three = flame(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 3.0]]))
     assert kept_by(three) == [1, 2]
     assert scores_of(three) == pytest.approx([0.683772, 0.051317, 0.051317], abs=1e-6)
 
 
-def test_all_that_join_at_once_are_kept() -> None:
-    """Pairs exactly at the height belong to the graph."""
+def test_keeps_all_clients_that_join_at_the_same_height() -> None:
+    """Pairs at exactly that height are linked."""
     right_angles = flame(torch.eye(6))
     assert kept_by(right_angles) == list(range(6))
     assert scores_of(right_angles) == [1] * 6
@@ -194,7 +195,7 @@ def test_all_that_join_at_once_are_kept() -> None:
     assert scores_of(outcome) == [0, 0, 0, 0, 1, 1, 1]
 
 
-def test_a_model_of_zeros_is_like_no_other() -> None:
+def test_a_model_of_zeros_has_distance_one_to_all_others() -> None:
     start = torch.tensor([1.0, 2.0, 0.0])
     rows = torch.tensor([[0.0, 0, 0], [0.0, 0, 0.1], [0.0, 0, -0.1], [-1.0, -2, 0], [-1.0, -2, 0]])
     outcome = flame(rows, start)
@@ -205,8 +206,8 @@ def test_a_model_of_zeros_is_like_no_other() -> None:
     assert scores_of(zeros) == [1, 0, 0, 0, 0]
 
 
-def test_cosine_is_of_models_not_of_updates() -> None:
-    """Updates of one direction and three lengths, and three of equal small length."""
+def test_compares_models_and_not_updates() -> None:
+    """Three updates with the same direction but different norms, and four of equal small norm."""
     start = torch.tensor([10.0, 0.0, 0.0])
     aligned = torch.tensor([[0.0, 4.0, 0.0], [0.0, 20.0, 0.0], [0.0, 100.0, 0.0]])
     small = 0.1 * torch.eye(3)[[0, 1, 1, 2]]
@@ -216,7 +217,7 @@ def test_cosine_is_of_models_not_of_updates() -> None:
 
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
-    """Updates and a global model: rows come again, are zero, undo the model."""
+    """Updates and a global model; rows may repeat, be zero or cancel the model."""
     n, p = draw(st.integers(1, 9)), draw(st.integers(1, 4))
     whole, fractions = st.integers(-3, 3).map(float), st.integers(-64, 64).map(lambda k: k / 16)
     elements = draw(st.sampled_from([whole, fractions]))
@@ -243,7 +244,7 @@ def test_against_hdbscan_and_the_definition(
     assert scores_of(outcome) == pytest.approx(expected.scores, rel=0, abs=1e-9)
     if expected.sure:
         assert kept == expected.kept
-    else:  # of equal distances, rounding may decide
+    else:  # rounding may break ties between equal distances
         bound = max(expected.scores[i] for i in expected.kept) + 1e-9
         assert len(kept) > n // 2
         assert any(set(kept) <= set(members) for members in components(distances, bound))
@@ -257,7 +258,7 @@ def test_against_hdbscan_and_the_definition(
 
 @both_dtypes
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 10, 29, 30])
-def test_against_hdbscan_on_updates_like_those_of_training(n: int, dtype: torch.dtype) -> None:
+def test_against_hdbscan_on_realistic_updates(n: int, dtype: torch.dtype) -> None:
     for seed in range(6):
         start = randn(50, seed=seed)
         updates = (0.1 * (randn(50, seed=seed + 100) + randn(n, 50, seed=seed + 200))).to(dtype)
@@ -275,10 +276,10 @@ def test_against_hdbscan_on_updates_like_those_of_training(n: int, dtype: torch.
 @pytest.mark.parametrize(
     ("relative", "dtype"), [(1e-2, torch.float32), (1e-4, torch.float32), (1e-6, torch.float64)]
 )
-def test_the_right_clients_are_kept_among_nearly_equal_ones(
+def test_keeps_the_right_clients_among_nearly_equal_ones(
     relative: float, dtype: torch.dtype, length: float
 ) -> None:
-    """Down to distances of 1e-12 in float32: there, all of them would be zero or noise."""
+    """Down to distances of 1e-12, which float32 arithmetic would turn into zeros or noise."""
     for seed in range(8):
         start = randn(200, seed=seed).to(dtype)
         common = randn(200, seed=seed + 100).to(dtype)
@@ -290,8 +291,8 @@ def test_the_right_clients_are_kept_among_nearly_equal_ones(
         assert scores_of(outcome) == pytest.approx(expected.scores, rel=1e-3, abs=0)
 
 
-def test_a_minority_of_the_same_length_does_not_blur_the_majority() -> None:
-    """Wherever distances are measured from: those of the majority are 1e-8 of the others."""
+def test_a_distant_minority_of_equal_norm_does_not_affect_the_majority() -> None:
+    """Distances in the majority are 1e-8 of the others, whichever row is the reference."""
     for seed in range(8):
         start, common = randn(200, seed=seed), randn(200, seed=seed + 100)
         updates = common * (1 + 1e-4 * randn(15, 200, seed=seed + 200))
@@ -305,7 +306,7 @@ def test_a_minority_of_the_same_length_does_not_blur_the_majority() -> None:
 
 @pytest.mark.parametrize("scale", [1e3, 1e6, 1e9])
 @pytest.mark.parametrize("n_scaled", [1, 4, 5, 6, 9])
-def test_long_updates_do_not_blur_the_short_ones(n_scaled: int, scale: float) -> None:
+def test_long_updates_do_not_affect_distances_of_short_ones(n_scaled: int, scale: float) -> None:
     for seed in range(8):
         start, common = randn(30, seed=seed), randn(30, seed=seed + 100)
         updates = 0.3 * (common + randn(10, 30, seed=seed + 200))
@@ -319,8 +320,8 @@ def test_long_updates_do_not_blur_the_short_ones(n_scaled: int, scale: float) ->
 @both_dtypes
 @pytest.mark.parametrize("n_params", [7, 1000, 70_000])
 @pytest.mark.parametrize("length", [1.0, 1e-3])
-def test_equal_rows_have_no_distance(n_params: int, length: float, dtype: torch.dtype) -> None:
-    """Not even the rounding of their lengths: a majority of them is kept at height zero."""
+def test_equal_rows_have_distance_zero(n_params: int, length: float, dtype: torch.dtype) -> None:
+    """Without rounding error from their norms: a majority of equal rows joins at height 0."""
     start = randn(n_params)
     updates = length * randn(11, n_params, seed=1).to(dtype)
     updates[::2] = updates[0].clone()
@@ -337,7 +338,7 @@ def test_equal_rows_have_no_distance(n_params: int, length: float, dtype: torch.
 
 
 def poisoned(n: int, n_malicious: int, kind: str) -> tuple[Tensor, Tensor]:
-    """Updates and G. Honest updates are alike; malicious ones come first."""
+    """Updates and G. Honest updates are similar; malicious ones come first."""
     start, common = randn(300), randn(300, seed=1)
     updates = 0.1 * (common + 0.2 * randn(n, 300, seed=2))
     malicious = updates[:n_malicious]
@@ -352,7 +353,7 @@ def poisoned(n: int, n_malicious: int, kind: str) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("kind", ["scaled", "reversed", "elsewhere"])
 @pytest.mark.parametrize(("n", "n_malicious"), [(5, 2), (10, 1), (10, 4), (30, 6), (30, 14)])
-def test_a_minority_is_dropped(n: int, n_malicious: int, kind: str) -> None:
+def test_rejects_a_minority(n: int, n_malicious: int, kind: str) -> None:
     updates, start = poisoned(n, n_malicious, kind)
     outcome = flame(updates, start)
     assert min(kept_by(outcome)) >= n_malicious
@@ -363,7 +364,7 @@ def test_a_minority_is_dropped(n: int, n_malicious: int, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["scaled", "reversed", "elsewhere"])
 @pytest.mark.parametrize(("n", "n_malicious"), [(5, 3), (10, 6), (30, 16), (30, 24)])
-def test_a_majority_in_collusion_wins(n: int, n_malicious: int, kind: str) -> None:
+def test_a_colluding_majority_wins(n: int, n_malicious: int, kind: str) -> None:
     updates, start = poisoned(n, n_malicious, kind)
     updates[:n_malicious] = updates[0].clone()
     outcome = flame(updates, start)
@@ -374,8 +375,8 @@ def test_a_majority_in_collusion_wins(n: int, n_malicious: int, kind: str) -> No
 
 
 @pytest.mark.parametrize("n", [10, 30, 31])
-def test_honest_clients_are_rejected_without_an_attack(n: int) -> None:
-    """Clients that differ join one by one, and the first majority is hardly more than a half."""
+def test_rejects_honest_clients_without_an_attack(n: int) -> None:
+    """Diverse clients join one by one, so the first majority is little more than half."""
     kept = [
         len(kept_by(flame(0.1 * randn(n, 300, seed=seed), randn(300, seed=seed + 100))))
         for seed in range(10)
@@ -387,10 +388,10 @@ def test_honest_clients_are_rejected_without_an_attack(n: int) -> None:
 
 @both_dtypes
 @pytest.mark.parametrize("length", [2.0, 1e3, 1e30, 1e37])
-def test_no_kept_update_contributes_more_than_the_median_length(
+def test_a_kept_update_contributes_at_most_the_median_norm(
     length: float, dtype: torch.dtype
 ) -> None:
-    """A backdoor in the direction of the honest models is kept at any length, but clipped."""
+    """A backdoor in the direction of the honest models is kept at any norm, but clipped."""
     start = torch.zeros(40)
     honest = randn(40, seed=1) + 0.1 * randn(9, 40, seed=2)
     direction = honest.mean(dim=0) / honest.mean(dim=0).norm()
@@ -413,8 +414,8 @@ def test_no_kept_update_contributes_more_than_the_median_length(
 
 
 @both_dtypes
-def test_short_updates_keep_their_length(dtype: torch.dtype) -> None:
-    """Their squares are below float32, and S with them."""
+def test_tiny_updates_keep_their_norm(dtype: torch.dtype) -> None:
+    """Their squares underflow float32."""
     updates = (1e-30 * (randn(20, seed=1) + 0.1 * randn(5, 20, seed=2))).to(dtype)
     outcome = flame(updates)
     expected = mean_by_definition(updates.double().tolist(), kept_by(outcome))
@@ -423,8 +424,8 @@ def test_short_updates_keep_their_length(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 1e-4])
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_a_median_length_beyond_float32_is_no_error(n: int, noise: float) -> None:
-    """Each number is within float32, their length is not: nothing may become NaN or infinite."""
+def test_a_median_norm_beyond_float32_is_no_error(n: int, noise: float) -> None:
+    """Every value fits float32 but the norm does not: nothing may become NaN or infinite."""
     updates = 1e38 * (1 + 0.1 * randn(n, 100).clamp(-3, 3))
     outcome = flame(updates, noise=noise)
     assert outcome.update.isfinite().all()
@@ -432,12 +433,12 @@ def test_a_median_length_beyond_float32_is_no_error(n: int, noise: float) -> Non
     assert outcome.update.tolist() == pytest.approx(expected, rel=0.02 if noise else 1e-5)
 
 
-def test_the_bound_is_the_median_of_all_clients() -> None:
-    """The rejected ones are longer, or shorter: the bound follows them."""
+def test_the_bound_is_the_median_norm_of_all_clients() -> None:
+    """Rejected clients count too, whether their updates are longer or shorter."""
     start = 10 * randn(50)
-    alike = randn(50, seed=1) + 0.01 * randn(5, 50, seed=2)
+    similar = randn(50, seed=1) + 0.01 * randn(5, 50, seed=2)
     for factor in (0.01, 3.0):
-        updates = torch.cat([alike, factor * randn(4, 50, seed=3)])
+        updates = torch.cat([similar, factor * randn(4, 50, seed=3)])
         outcome = flame(updates, start)
         kept = kept_by(outcome)
         assert set(kept) == set(range(5))
@@ -462,10 +463,10 @@ def noise_of(updates: Tensor, start: Tensor, noise: float, seed: int = 0) -> Ten
 @both_dtypes
 @pytest.mark.parametrize("lambda_", [0.001, 0.01, 0.5])
 @pytest.mark.parametrize("scale", [0.02, 3.0])
-def test_noise_is_as_large_as_the_median_length_says(
+def test_noise_is_proportional_to_the_median_norm(
     scale: float, lambda_: float, dtype: torch.dtype
 ) -> None:
-    """Each coordinate N(0, (lambda S)^2). Lengths double from client to client, so S is one's."""
+    """N(0, (lambda S)^2) on each coordinate. Norms double from client to client."""
     n_params = 50_000
     start = randn(n_params)
     lengths = scale * 2.0 ** torch.arange(6)[:, None]
@@ -479,7 +480,7 @@ def test_noise_is_as_large_as_the_median_length_says(
     assert beyond == pytest.approx(math.erfc(math.sqrt(2)), abs=0.006)
 
 
-def test_noise_is_of_its_seed() -> None:
+def test_noise_depends_on_the_seed_only() -> None:
     start, updates = randn(100), randn(7, 100, seed=1)
     first = flame(updates, start, 0.1, seed=3).update
     assert torch.equal(flame(updates, start, 0.1, seed=3).update, first)
@@ -489,19 +490,19 @@ def test_noise_is_of_its_seed() -> None:
     assert torch.equal(flame(updates, start, seed=4).update, exact)
 
 
-def test_no_length_no_noise() -> None:
-    """Most clients send nothing: S = 0."""
+def test_no_noise_if_the_median_norm_is_zero() -> None:
+    """Most clients send zeros, so S = 0."""
     updates = torch.zeros(7, 20)
     updates[:3] = randn(3, 20)
     assert flame(updates, randn(20, seed=1), noise=0.5).update.tolist() == [0] * 20
 
 
 @pytest.mark.parametrize("value", [-0.001, -1.0, math.nan, math.inf, -math.inf])
-def test_noise_out_of_range_is_refused(value: float) -> None:
+def test_rejects_noise_out_of_range(value: float) -> None:
     with pytest.raises(ValueError, match=rf"^noise must be .+, got {value}$"):
         Flame(noise=value)
 
 
-def test_noise_is_that_of_the_paper_for_images_and_words() -> None:
+def test_default_noise_is_the_value_of_the_paper_for_images_and_words() -> None:
     assert Flame().noise == 0.001
     assert Flame(noise=0.0).noise == 0
