@@ -1,17 +1,18 @@
-"""A sweep of runs: checked as a whole before the first one starts, compared when all have ended."""
+"""Hydra's callback around a sweep: check every run first, print the table at the end."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
@@ -20,19 +21,20 @@ from fedbench.errors import UserError, one_line
 from fedbench.results.reader import read_runs
 from fedbench.sweep import resources, worker_pool
 
-if TYPE_CHECKING:  # it imports torch, which takes seconds: workers are made ready before
+if TYPE_CHECKING:  # imports torch, which takes seconds: start the worker pool first
     from fedbench.plan import Plan
 
 
 class SweepCallback(Callback):
-    """Hydra's callback around the runs of `-m`, in the process that launches them."""
+    """Called by Hydra before and after the runs of `-m`, in the process that launches them."""
 
-    # Of this process's sweep: Hydra keeps its callbacks to itself, and calls none after a failure.
+    # Class variables, as Hydra gives no access to its callback object and skips
+    # `on_multirun_end` after a failure.
     folders: ClassVar[list[Path]] = []
     has_workers: ClassVar[bool] = False
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Composes and checks every run, so that a mistake in the last costs nobody the first."""
+        """Compose and check every run before the first one starts."""
         try:
             runs = _runs_of(config)
             SweepCallback.has_workers = _prepare_workers(config, len(runs))
@@ -40,19 +42,19 @@ class SweepCallback(Callback):
 
             composed = [_compose(config, overrides) for overrides in runs]
             plans = [Plan.of(RunConfig.from_hydra(run)) for run in composed]
-            by_folder = {plan.folder.path: plan for plan in plans}  # the same run twice is one
+            by_folder = {plan.folder.path: plan for plan in plans}  # drops duplicate runs
             SweepCallback.folders = list(by_folder)
             if self.has_workers:
-                _divide_machine(config, [*by_folder.values()])
+                _announce_sweep(config, [*by_folder.values()])
         except Exception as error:
             if (line := one_line(error)) is None:
                 raise
-            # Hydra turns an exception of a callback into a warning, but lets an exit pass.
+            # Hydra turns an exception of a callback into a warning, but lets SystemExit pass.
             sys.exit(line)
 
     @classmethod
     def fail(cls, error: UserError) -> None:
-        """Marks the runs failed that were under way when their processes ended."""
+        """Mark the runs as failed that were in progress when the worker pool broke."""
         from fedbench.results.run_dir import RunDir
 
         for folder in map(RunDir, cls.folders):
@@ -60,7 +62,7 @@ class SweepCallback(Callback):
                 folder.fail(error)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """The table; the program ends with an error if any run did."""
+        """Print the table; exit with an error if any run failed."""
         from fedbench.report.table import print_runs
         from fedbench.results.run_dir import RunDir
 
@@ -74,52 +76,71 @@ class SweepCallback(Callback):
 
 
 def _prepare_workers(config: DictConfig, n_runs: int) -> bool:
-    """Whether the launcher is one of joblib's, with processes of its own; they are made ready."""
+    """Start the worker pool if the launcher is joblib's and runs several processes."""
     launcher = config.hydra.launcher
     if launcher.get("n_jobs") is None:
         return False
-    if launcher.n_jobs < 1:  # joblib's -1 is all there are
+    if launcher.n_jobs < 1:  # joblib's -1 means all cores
         launcher.n_jobs = resources.n_cores()
-    if n_runs:  # else the sweeper decides as it goes
+    if n_runs:  # 0: the sweeper picks its runs one by one
         launcher.n_jobs = min(launcher.n_jobs, n_runs)
-    if launcher.n_jobs == 1:  # joblib has the runs in this process
+    if launcher.n_jobs == 1:  # joblib runs in this process
         return False
     worker_pool.prepare()
     return True
 
 
-def _divide_machine(config: DictConfig, plans: Sequence[Plan]) -> None:
-    """Tells the runs, which workers will do, how many of them go on side by side."""
+def _announce_sweep(config: DictConfig, plans: Sequence[Plan]) -> None:
+    """Pass the resources.* variables to the workers: how many runs share the machine, and when."""
     from fedbench import pretraining
 
-    left = [plan for plan in plans if plan.folder.finished() is None]
-    if not left:
+    unfinished = [plan for plan in plans if plan.folder.finished() is None]
+    if not unfinished:
         return
-    side_by_side = min(config.hydra.launcher.n_jobs, len(left))
-    pretrainings = {plan.config.pretrain_id() for plan in left if pretraining.is_due(plan.config)}
-    last = left[len(left) // side_by_side * side_by_side :]  # fewer than before, so with more cores
-    told = {
-        resources.PARALLEL: side_by_side,
-        resources.PRETRAINING: min(side_by_side, max(len(pretrainings), 1)),
-        resources.LAST: " ".join(plan.folder.path.name for plan in last),
+    n_parallel = min(config.hydra.launcher.n_jobs, len(unfinished))
+    due = {plan.config.pretrain_id() for plan in unfinished if pretraining.is_due(plan.config)}
+    last_batch = unfinished[len(unfinished) // n_parallel * n_parallel :]
+    variables = {
+        resources.PARALLEL: n_parallel,
+        resources.PRETRAINING: min(n_parallel, max(len(due), 1)),
+        resources.LAST_BATCH: " ".join(plan.folder.path.name for plan in last_batch),
         resources.SWEEP: os.getpid(),
     }
     atexit.register(resources.forget_sweep, os.getpid())
-    with open_dict(config):  # not by this process's environment: theirs may be running already
+    # Not through os.environ: the fork server, whose environment workers inherit, already runs.
+    with open_dict(config):
         config.hydra.overrides.hydra += [
-            f"+hydra.job.env_set.{name}='{value}'" for name, value in told.items()
+            f"+hydra.job.env_set.{name}='{value}'" for name, value in variables.items()
         ]
 
 
 def _runs_of(config: DictConfig) -> list[list[str]]:
-    """The overrides of each run; none for a sweeper that decides as it goes."""
-    sweeper = config.hydra.sweeper
-    if not sweeper._target_.endswith(".BasicSweeper"):
+    """Return the overrides of each run; empty for a sweeper that picks its runs one by one."""
+    if config.hydra.runtime.choices["hydra/sweeper"] != "basic":
         return []
-    overrides = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    overrides = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     overrides += config.hydra.overrides.task
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-    return BasicSweeper.split_arguments(parser.parse_overrides(overrides), max_batch_size=None)[0]
+    return expand(parser.parse_overrides(overrides))
+
+
+def expand(overrides: Iterable[Override]) -> list[list[str]]:
+    """Return the overrides of each run of a sweep, in the order of Hydra's basic sweeper.
+
+    `a=1,2 b=3,4` expands to [a=1 b=3], [a=1 b=4], [a=2 b=3], [a=2 b=4]. Of two overrides with the
+    same key the last one counts.
+    """
+    choices: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            values = iter([override.get_value_element_as_str()])
+        elif override.is_discrete_sweep():
+            values = override.sweep_string_iterator()
+        else:
+            raise UserError(f"{override.input_line}: must be a list or a range of values")
+        choices[key] = [f"{key}={value}" for value in values]
+    return [list(run) for run in product(*choices.values())]
 
 
 def _compose(config: DictConfig, overrides: list[str]) -> DictConfig:

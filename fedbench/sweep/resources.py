@@ -1,4 +1,8 @@
-"""What a run may use of the machine: cores or GPUs, divided among the runs of a sweep."""
+"""How many cores or GPUs each run of a sweep may use.
+
+A unit is a GPU or, without GPUs, the cores of one process. Runs of one sweep learn about each other
+from environment variables and from file locks.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,15 @@ from contextlib import ExitStack, contextmanager
 
 from filelock import FileLock, Timeout
 
-# Of a sweep, in the environment of its runs: its name, how many runs go on side by side, how many
-# of them pretrain at first, and the ids of the last ones, if those are fewer than before.
-SWEEP, PARALLEL = "FEDBENCH_SWEEP", "FEDBENCH_PARALLEL"
-PRETRAINING, LAST = "FEDBENCH_PRETRAINING", "FEDBENCH_LAST"
+# Environment variables that a sweep sets for its runs:
+SWEEP = "FEDBENCH_SWEEP"  # process id of the command, which names the sweep
+PARALLEL = "FEDBENCH_PARALLEL"  # number of runs at a time
+PRETRAINING = "FEDBENCH_PRETRAINING"  # number of runs that pretrain at first, while others wait
+LAST_BATCH = "FEDBENCH_LAST"  # ids of the runs in the last, partial batch
 
 
 def units(accelerator: str, threads: int = 1) -> int:
-    """How many processes or GPUs there are: cores, by the threads of each process, or GPUs."""
+    """Number of GPUs or, without GPUs, of processes with `threads` cores each."""
     if accelerator == "mps":
         return 1
     if accelerator != "cpu":
@@ -29,68 +34,73 @@ def units(accelerator: str, threads: int = 1) -> int:
 
 
 def n_cores() -> int:
-    """Those that this process may use."""
+    """Number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
+    except AttributeError:  # Linux only
         return os.cpu_count() or 1
 
 
 def jobs(accelerator: str, threads: int, devices: int | None) -> int:
-    """How many runs there is room for, each on so many devices."""
+    """Number of runs that fit on the machine at a time, each on `devices` units."""
     return max(units(accelerator, threads) // (devices or 1), 1)
-
-
-def side_by_side(what: str = PARALLEL) -> int:
-    """How many runs share the machine: 1 outside of a sweep."""
-    return int(os.environ.get(what, 1))
 
 
 def in_sweep() -> bool:
     return PARALLEL in os.environ
 
 
-def share(accelerator: str, threads: int, n_runs: int) -> int:
-    """The units that one of so many runs side by side may use."""
+def n_parallel() -> int:
+    """Number of runs that share the machine: 1 outside a sweep."""
+    return int(os.environ.get(PARALLEL, 1))
+
+
+def n_pretraining() -> int:
+    """Number of runs that share the machine while the others wait for a pretrained model."""
+    return int(os.environ.get(PRETRAINING, 1))
+
+
+def units_per_run(accelerator: str, threads: int, n_runs: int) -> int:
+    """Units for each of `n_runs` parallel runs."""
     return max(units(accelerator, threads) // n_runs, 1)
 
 
-def n_last(run_id: str) -> int:
-    """How many the last runs of a sweep are, which leave room on the machine; 0 for any other."""
-    return len(_last()) if run_id in _last() else 0
+def last_batch_size(run_id: str) -> int:
+    """Number of runs in the sweep's last, partial batch; 0 if `run_id` is not one of them."""
+    return len(_last_batch()) if run_id in _last_batch() else 0
 
 
-def room(accelerator: str, threads: int) -> int:
-    """The units that each of a sweep's last runs may use now, while some others may still go on."""
-    n_runs = side_by_side()
-    free = n_runs - sum(map(_is_held, _locks(_sweep(), n_runs)))
-    return share(accelerator, threads, n_runs) * (1 + free // max(len(_last()), 1))
+def units_available(accelerator: str, threads: int) -> int:
+    """Units that each run of the last batch may use now; grows as runs of earlier batches end."""
+    n_free = n_parallel() - sum(map(_is_held, _locks(_slots(), n_parallel())))
+    own = units_per_run(accelerator, threads, n_parallel())
+    return own * (1 + n_free // max(len(_last_batch()), 1))
 
 
 @contextmanager
-def place_in_sweep() -> Iterator[None]:
-    """Around a run, if it is one of a sweep: so that others see that it goes on."""
+def sweep_slot() -> Iterator[None]:
+    """Hold one of the sweep's slots, so that other runs can count those still going."""
     if not in_sweep():
         yield
         return
-    with claimed(_sweep(), 1, side_by_side()):
+    with claim(_slots(), 1, n_parallel()):
         yield
 
 
-def forget_sweep(name: object) -> None:
-    """Removes what its runs have left."""
-    from fedbench.datasets.files import cache_folder  # it imports torch, which takes seconds
+def forget_sweep(sweep: object) -> None:
+    """Delete the lock files of a sweep."""
+    from fedbench.datasets.files import cache_folder  # imports torch, which takes seconds
 
-    shutil.rmtree(cache_folder(f"sweeps/{name}"), ignore_errors=True)
+    shutil.rmtree(cache_folder(f"sweeps/{sweep}"), ignore_errors=True)
 
 
 @contextmanager
-def claimed(what: str, n: int, total: int) -> Iterator[list[int]]:
-    """n of the numbers below total that no other run has claimed; waits until there are as many."""
+def claim(resource: str, n: int, total: int) -> Iterator[list[int]]:
+    """Claim `n` of the numbers below `total` that no other run holds; wait until `n` are free."""
     with ExitStack() as held:
         claimed: list[int] = []
         while len(claimed) < n:
-            for number, lock in enumerate(_locks(what, total)):
+            for number, lock in enumerate(_locks(resource, total)):
                 if number in claimed:
                     continue
                 try:
@@ -101,25 +111,25 @@ def claimed(what: str, n: int, total: int) -> Iterator[list[int]]:
                 if len(claimed) == n:
                     break
             else:
-                if claimed:  # a part, which another may lack: start over
+                if claimed:  # too few: release them, or two waiting runs could deadlock
                     held.close()
                     claimed = []
                 time.sleep(0.1)
         yield sorted(claimed)
 
 
-def _last() -> list[str]:
-    return os.environ.get(LAST, "").split()
+def _last_batch() -> list[str]:
+    return os.environ.get(LAST_BATCH, "").split()
 
 
-def _sweep() -> str:
+def _slots() -> str:
     return f"sweeps/{os.environ[SWEEP]}"
 
 
-def _locks(what: str, total: int) -> list[FileLock]:
-    from fedbench.datasets.files import cache_folder  # it imports torch, which takes seconds
+def _locks(resource: str, total: int) -> list[FileLock]:
+    from fedbench.datasets.files import cache_folder  # imports torch, which takes seconds
 
-    folder = cache_folder(what)
+    folder = cache_folder(resource)
     folder.mkdir(parents=True, exist_ok=True)
     return [FileLock(folder / f"{number}.lock") for number in range(total)]
 

@@ -1,4 +1,4 @@
-"""What a run may use of the resources, alone and in a sweep."""
+"""The cores and GPUs that a run may use, alone and in a sweep."""
 
 from __future__ import annotations
 
@@ -16,47 +16,45 @@ from fedbench.sweep import resources
 def test_cores_are_divided_by_threads_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "n_cores", lambda: 8)
     monkeypatch.delenv(resources.PARALLEL, raising=False)
-    assert (resources.units("cpu"), resources.units("cpu", 3), resources.units("cpu", 9)) == (
-        8,
-        2,
-        1,
-    )
-    assert (resources.side_by_side(), resources.in_sweep()) == (1, False)
+    assert [resources.units("cpu", threads) for threads in (1, 3, 9)] == [8, 2, 1]
+    assert (resources.n_parallel(), resources.in_sweep()) == (1, False)
     monkeypatch.setenv(resources.PARALLEL, "3")
     monkeypatch.setenv(resources.PRETRAINING, "1")
-    assert (resources.side_by_side(), resources.in_sweep()) == (3, True)
-    assert resources.side_by_side(resources.PRETRAINING) == 1
-    assert [resources.share("cpu", 1, n) for n in (1, 3, 9)] == [8, 2, 1]
-    assert resources.share("cpu", 2, 3) == 1
+    assert (resources.n_parallel(), resources.in_sweep()) == (3, True)
+    assert resources.n_pretraining() == 1
+    assert [resources.units_per_run("cpu", 1, n) for n in (1, 3, 9)] == [8, 2, 1]
+    assert resources.units_per_run("cpu", 2, 3) == 1
 
 
-def test_the_last_runs_of_a_sweep_grow_as_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 5 runs 3 at once on 9 cores, 3 cores each, the last 2 share what the third leaves."""
+def test_the_last_batch_takes_over_the_cores_of_runs_that_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """5 runs, 3 at a time on 9 cores: the last 2 divide the 3 cores that the third leaves."""
     monkeypatch.setattr(resources, "n_cores", lambda: 9)
     monkeypatch.setenv(resources.SWEEP, "17")
     monkeypatch.setenv(resources.PARALLEL, "3")
-    monkeypatch.setenv(resources.LAST, "krum-1 krum-2")
-    assert [resources.n_last(run) for run in ("flame-1", "krum-1", "krum-2")] == [0, 2, 2]
-    with resources.place_in_sweep():  # one of the two
-        with resources.place_in_sweep():
-            with resources.place_in_sweep():  # another run
-                assert resources.room("cpu", 1) == 3
-            assert resources.room("cpu", 1) == 3  # the rest is not enough for both
-        assert resources.room("cpu", 1) == 6
-        monkeypatch.setenv(resources.LAST, "krum-1")
-        assert resources.room("cpu", 1) == 9
-        assert resources.room("cpu", 9) == 3
+    monkeypatch.setenv(resources.LAST_BATCH, "krum-1 krum-2")
+    assert [resources.last_batch_size(run) for run in ("flame-1", "krum-1", "krum-2")] == [0, 2, 2]
+    with resources.sweep_slot():  # krum-1
+        with resources.sweep_slot():
+            with resources.sweep_slot():  # a run of the batch before
+                assert resources.units_available("cpu", 1) == 3
+            assert resources.units_available("cpu", 1) == 3  # 1 free slot, 2 runs
+        assert resources.units_available("cpu", 1) == 6
+        monkeypatch.setenv(resources.LAST_BATCH, "krum-1")
+        assert resources.units_available("cpu", 1) == 9
+        assert resources.units_available("cpu", 9) == 3
     assert cache_folder("sweeps/17").exists()
     resources.forget_sweep(17)
     assert not cache_folder("sweeps/17").exists()
 
 
-def test_outside_of_a_sweep_a_run_has_no_place_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_outside_a_sweep_holds_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(resources.PARALLEL, raising=False)
-    monkeypatch.delenv(resources.LAST, raising=False)
-    with resources.place_in_sweep():
+    monkeypatch.delenv(resources.LAST_BATCH, raising=False)
+    with resources.sweep_slot():
         assert not cache_folder("sweeps").exists()
-    assert resources.n_last("krum-1") == 0
+    assert resources.last_batch_size("krum-1") == 0
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,7 @@ def test_outside_of_a_sweep_a_run_has_no_place_in_one(monkeypatch: pytest.Monkey
         ("mps", 1, None, 0, 1),
     ],
 )
-def test_jobs_are_as_many_as_there_is_room_for(
+def test_jobs_is_the_number_of_runs_that_fit_on_the_machine(
     monkeypatch: pytest.MonkeyPatch,
     accelerator: str,
     threads: int,
@@ -91,20 +89,20 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hold(n: int, answers: multiprocessing.Queue[list[int]], seconds: float) -> None:
-    with resources.claimed("gpus", n, 3) as gpus:
+    with resources.claim("gpus", n, 3) as gpus:
         answers.put(gpus)
         time.sleep(seconds)
 
 
-def test_runs_side_by_side_get_gpus_of_their_own() -> None:
-    with resources.claimed("gpus", 2, 3) as first, resources.claimed("gpus", 1, 3) as second:
+def test_parallel_runs_claim_different_gpus() -> None:
+    with resources.claim("gpus", 2, 3) as first, resources.claim("gpus", 1, 3) as second:
         assert (first, second) == ([0, 1], [2])
-    with resources.claimed("gpus", 3, 3) as all_of_them:
+    with resources.claim("gpus", 3, 3) as all_of_them:
         assert all_of_them == [0, 1, 2]
 
 
-def test_a_run_waits_for_a_gpu_and_never_holds_a_part() -> None:
-    """Two runs that want two of three GPUs each: the second gets them when the first is over."""
+def test_a_run_waits_for_all_its_gpus_and_holds_none_meanwhile() -> None:
+    """Three runs want two of three GPUs each, so they go one after another."""
     context = multiprocessing.get_context("fork")
     answers: multiprocessing.Queue[list[int]] = context.Queue()
     arguments = (2, answers, 0.5)
