@@ -1,11 +1,12 @@
-"""Reading a dump of posts: speed and memory, next to only decompressing it and parsing its JSON.
+"""Dump reader: speed and memory, compared to only decompressing a dump and parsing its JSON.
 
     python -m benchmarks posts [--megabytes 100]
 
-A dump is made in a temporary folder, plain and .zst: lines with the fields of comments on Reddit,
-words and authors by Zipf's law. Each file is read in a fresh process, two passes, without a cache;
-another process only decompresses it and parses every line once. Seconds are of processor time.
-Noted: the file's MB, MB of JSON a second, the most MB of memory the reader had, and what it read.
+The benchmark writes a synthetic dump to a temporary folder, plain and .zst: lines with the fields
+of Reddit comments, words and authors drawn from Zipf's law. The reader processes each file in a
+fresh process, in two passes, without a cache; the baseline process only decompresses it and parses
+every line once. Seconds are processor time. Each row also shows the file size in MB, MB of JSON per
+second, the reader's peak memory in MB, and the numbers of posts, clients and samples.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from numpy.typing import NDArray
 
 from benchmarks._measure import Options, Row, in_turn, resident
 from fedbench.datasets.reddit import Reddit
-from fedbench.datasets.reddit_dumps import _blocks, _lines
+from fedbench.datasets.reddit_dumps import read_blocks, split_lines
 
-BATCH = 10_000  # posts made at a time
-WORDS_A_POST = 30
-AUTHORS_A_MEGABYTE, WORDS_A_MEGABYTE = 200, 2_000  # that there are
+BATCH = 10_000  # posts generated at a time
+WORDS_PER_POST = 30
+AUTHORS_PER_MEGABYTE, WORDS_PER_MEGABYTE = 200, 2_000  # distinct
 AUTHOR_EXPONENT, WORD_EXPONENT = 0.6, 1.05
 
-Work = Callable[[Path], dict[str, float]]  # what it found, by name
+Work = Callable[[Path], dict[str, float]]  # returns counts by name
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -49,29 +50,29 @@ def measure(options: Options) -> Iterator[Row]:
 
 
 def zipf(n: int, exponent: float) -> NDArray[np.float64]:
-    """[n] chance of a rank up to each, the k-th as likely as k ** -exponent."""
-    cumulated: NDArray[np.float64] = (np.arange(1, n + 1) ** -exponent).cumsum()
-    cumulated /= cumulated[-1]
-    return cumulated
+    """Return the cumulative distribution [n] of ranks with weights k ** -exponent."""
+    cumulative: NDArray[np.float64] = (np.arange(1, n + 1) ** -exponent).cumsum()
+    cumulative /= cumulative[-1]
+    return cumulative
 
 
 def lines(megabytes: int) -> Iterator[bytes]:
-    """JSON lines."""
+    """Yield JSON lines."""
     rng = np.random.default_rng(0)
-    n_words = WORDS_A_MEGABYTE * megabytes
-    authors = zipf(AUTHORS_A_MEGABYTE * megabytes, AUTHOR_EXPONENT)
-    words = zipf(n_words, WORD_EXPONENT)
-    spelled = [np.base_repr(word, 36).lower() for word in range(n_words)]
-    made = 0
-    while made < megabytes * 1e6:
-        lengths = rng.geometric(1 / WORDS_A_POST, BATCH)
-        said = np.searchsorted(words, rng.random(int(lengths.sum()))).tolist()
+    n_words = WORDS_PER_MEGABYTE * megabytes
+    author_ranks = zipf(AUTHORS_PER_MEGABYTE * megabytes, AUTHOR_EXPONENT)
+    word_ranks = zipf(n_words, WORD_EXPONENT)
+    vocabulary = [np.base_repr(word, 36).lower() for word in range(n_words)]
+    n_bytes = 0
+    while n_bytes < megabytes * 1e6:
+        lengths = rng.geometric(1 / WORDS_PER_POST, BATCH)
+        words = np.searchsorted(word_ranks, rng.random(int(lengths.sum()))).tolist()
         ends = lengths.cumsum().tolist()
-        who = np.searchsorted(authors, rng.random(BATCH)).tolist()
-        for author, begin, end in zip(who, [0, *ends], ends, strict=False):
-            body = " ".join([spelled[word] for word in said[begin:end]])
+        authors = np.searchsorted(author_ranks, rng.random(BATCH)).tolist()
+        for author, begin, end in zip(authors, [0, *ends], ends, strict=False):
+            body = " ".join([vocabulary[word] for word in words[begin:end]])
             line = json.dumps(comment(f"author_{author}", body)).encode() + b"\n"
-            made += len(line)
+            n_bytes += len(line)
             yield line
 
 
@@ -102,8 +103,8 @@ def comment(author: str, body: str) -> dict[str, Any]:
 
 
 def parse(path: Path) -> dict[str, float]:
-    """Every line once: what any reader has to do."""
-    for block in _lines(_blocks(path, lambda n: None)):
+    """Parse every line once, the least any reader must do."""
+    for block in split_lines(read_blocks(path, lambda n: None)):
         for line in block:
             if line:
                 json.loads(line)
@@ -111,7 +112,7 @@ def parse(path: Path) -> dict[str, float]:
 
 
 def read(path: Path) -> dict[str, float]:
-    """Two passes."""
+    """Read the dump in two passes."""
     windows, counts = Reddit(path=str(path)).read([path])
     clients = int(windows.owners[-1]) + 1
     return {"posts": counts.posts, "clients": clients, "samples": len(windows.train)}
@@ -137,9 +138,9 @@ def in_fresh_process(work: Work, path: Path) -> tuple[float, dict[str, float]]:
 
 
 def _timed(work: Work, path: Path) -> tuple[float, dict[str, float]]:
-    """Seconds of processor time of work, and the most MB of memory it had with what it found."""
-    begun = time.process_time()  # others on the machine do not count
+    """Return the processor time of `work`, its counts and the peak memory in MB."""
+    start = time.process_time()  # unaffected by other processes
     found = work(path)
-    seconds = time.process_time() - begun
+    seconds = time.process_time() - start
     memory = {} if (peak := resident("VmHWM")) is None else {"memory MB": peak / 1e6}
     return seconds, memory | found

@@ -1,15 +1,15 @@
-"""Data sets of words: comments on Reddit by author, and a sample in their format that ships.
+"""Word data sets: Reddit comments by author, and a sample in the same format that ships.
 
-Numbers: 0 is `<unk>`, any other word; 1 is `<eos>`, the end of a post; then come the most frequent
-words of the dump, of equally frequent ones the first by alphabet. There are `words` numbers; if the
-dump has fewer words the last ones stay unused, so that the network always has the same size.
+Ids: 0 is `<unk>`, any other word; 1 is `<eos>`, the end of a post; then the most frequent words of
+the dump follow, ties in alphabetical order. There are always `words` ids, so that the network has a
+fixed size; if the dump has fewer words, the last ids stay unused.
 
 Clients are the authors with `min_posts` to `max_posts` posts. An author's posts, in the order of
-the dump, each ended by `<eos>`, are one stream; its last posts, a share `test_rate` and at least
-one, are for testing. A stream is cut into windows of T + 1 words at every T-th: every word but the
-first is a label once, and a rest that does not fill a window is dropped. The test posts of all
-authors make one stream together, since each author's alone would drop a rest. Labels that are
-`<unk>` count neither in training nor in MA: no network shall learn to say "some other word".
+the dump and each ended by `<eos>`, form one stream. The last posts, a fraction `test_rate` and at
+least one, are for testing. A stream is cut into windows of T + 1 words that overlap by one, so
+every word except the first is a label once; an incomplete last window is dropped. The test posts of
+all authors form one stream, because cutting each author's alone would drop more. Labels that are
+`<unk>` count neither in training nor in MA: no network should learn to predict "some other word".
 """
 
 from __future__ import annotations
@@ -33,11 +33,17 @@ from fedbench.config import rounded_count
 from fedbench.data import DATASETS, DataSource, Sequences, Spec, cut_windows
 from fedbench.datasets.cache import cached, fingerprint
 from fedbench.datasets.files import ASSETS, data_folders, local_file
-from fedbench.datasets.reddit_dumps import Census, Counts, find_dumps, read_posts, take_census
+from fedbench.datasets.reddit_dumps import (
+    DumpStatistics,
+    LineCounts,
+    find_dumps,
+    read_posts,
+    scan_dumps,
+)
 from fedbench.errors import UserError
 from fedbench.metrics import IGNORED
 
-READER = 1  # raise it when the same files and settings give other windows
+VERSION = 1  # increase when the same files and settings give different windows
 UNKNOWN, END = 0, 1
 SPECIAL = ("<unk>", "<eos>")
 
@@ -46,33 +52,33 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Windows:
-    """What is made of a dump: windows of T + 1 words by number."""
+    """Windows of T + 1 word ids, and the vocabulary."""
 
     train: Tensor  # [n, T + 1] int32
     test: Tensor  # [m, T + 1] int32
-    owners: Tensor  # [n] int32, whose each training window is: 0, 1, ...
-    words: list[str]  # by number, from <unk> on
+    owners: Tensor  # [n] int32, author of each training window: 0, 1, ...
+    words: list[str]  # by id, starting with <unk>
 
 
 @dataclass(frozen=True)
-class Posts(DataSource):
-    """Posts by author, read from dumps; the fields are how windows are made of them."""
+class PostSource(DataSource):
+    """Posts by author, read from dumps and cut into windows."""
 
-    words: int = 50_000  # numbers for words, <unk> and <eos> among them
+    words: int = 50_000  # vocabulary size, including <unk> and <eos>
     length: int = 64  # T, words in a sample
-    min_posts: int = 150  # an author has at least these
-    max_posts: int = 500  # and at most these
+    min_posts: int = 150  # per author
+    max_posts: int = 500  # per author
     max_authors: int | None = None  # the first by a hash of their names; None: all
-    test_rate: float = 0.05  # share of each author's posts, its last ones
+    test_rate: float = 0.05  # fraction of each author's posts, the last ones
     test_windows: int = 500  # at most, spread evenly
     backdoors: list[Any] = field(default_factory=lambda: [{"name": "words"}])
 
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        # One post to train on and one for testing; <unk>, <eos> and a word.
-        least = {"words": 3, "length": 1, "min_posts": 2, "max_posts": self.min_posts}
-        for key, low in {**least, "max_authors": 1, "test_windows": 1}.items():
+        # An author needs a training and a test post; a vocabulary needs <unk>, <eos> and a word.
+        minima = {"words": 3, "length": 1, "min_posts": 2, "max_posts": self.min_posts}
+        for key, low in {**minima, "max_authors": 1, "test_windows": 1}.items():
             value = getattr(self, key)
             if value is not None and value < low:
                 raise ValueError(f"{key} must be at least {low}, got {value}")
@@ -85,147 +91,149 @@ class Posts(DataSource):
 
     @abstractmethod
     def windows(self) -> Windows:
-        """The windows of this data set."""
+        """Return the windows of this data set."""
 
     def load(self) -> Sequences:
-        made = self.windows()
+        windows = self.windows()
         return Sequences(
             self.name,
-            made.train[:, :-1],
-            _labels(made.train),
-            made.test[:, :-1],
-            _labels(made.test),
+            windows.train[:, :-1],
+            _labels(windows.train),
+            windows.test[:, :-1],
+            _labels(windows.test),
             self.words,
-            vocabulary={word: number for number, word in enumerate(made.words)},
-            owners=made.owners,
+            vocabulary={word: i for i, word in enumerate(windows.words)},
+            owners=windows.owners,
         )
 
-    def read(self, files: Sequence[Path]) -> tuple[Windows, Counts]:
-        """The windows of the posts in files, and what their lines were; takes two passes."""
-        with _progress(files, f"{self.name}: counting") as told:
-            census = take_census(files, told)
-        words = [*SPECIAL, *census.most_frequent(self.words - len(SPECIAL))]
-        streams = self._streams(files, census, {word: i for i, word in enumerate(words)})
-        # The streams go as the windows come: both are as large as the data set.
+    def read(self, files: Sequence[Path]) -> tuple[Windows, LineCounts]:
+        """Read the files in two passes; return their windows and line counts."""
+        with _progress_bar(files, f"{self.name}: counting") as on_progress:
+            statistics = scan_dumps(files, on_progress)
+        words = [*SPECIAL, *statistics.most_frequent(self.words - len(SPECIAL))]
+        streams = self._streams(files, statistics, {word: i for i, word in enumerate(words)})
+        # Free each stream once its windows exist: both are as large as the data set.
         parts = [self._split(*streams.pop(0)) for _ in range(len(streams))]
         parts = [(train, test) for train, test in parts if len(train)]
         if not parts:
             raise UserError(
-                f"dataset.length={self.length}: no author of {_where(files)} has as many words"
+                f"dataset.length={self.length}: every author in {_location(files)} has fewer words"
             )
         test = cut_windows(np.concatenate([test for _, test in parts]), self.length)
         if not len(test):
             raise UserError(
-                f"dataset.test_rate={self.test_rate}: the posts to test on, of {len(parts)} "
-                f"authors, do not fill a window of dataset.length={self.length} words"
+                f"dataset.test_rate={self.test_rate}: the test posts of {len(parts)} authors do "
+                f"not fill a window of dataset.length={self.length} words"
             )
         n_test = min(len(test), self.test_windows)
         owners = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part, _ in parts])
-        made = Windows(
+        windows = Windows(
             train=torch.from_numpy(np.concatenate([train for train, _ in parts])),
             test=torch.from_numpy(test[np.arange(n_test) * len(test) // n_test]),
             owners=torch.from_numpy(owners),
             words=words,
         )
-        return made, census.counts
+        return windows, statistics.lines
 
     def _streams(
-        self, files: Sequence[Path], census: Census, numbers: dict[str, int]
+        self, files: Sequence[Path], statistics: DumpStatistics, vocabulary: dict[str, int]
     ) -> list[tuple[array[int], array[int]]]:
-        """The words by number of each author, and how many there are up to each post's end."""
-        chosen = census.authors_between(self.min_posts, self.max_posts, self.max_authors)
+        """Return each author's word ids, and the position after each post's end."""
+        chosen = statistics.authors_between(self.min_posts, self.max_posts, self.max_authors)
         streams = {author: (array("i"), array("q")) for author in chosen}
         wanted = {author.encode("utf-8", "surrogatepass") for author in chosen}
-        with _progress(files, f"{self.name}: reading") as told:
-            blocks = (read_posts(path, Counts(), told, wanted) for path in files if chosen)
+        with _progress_bar(files, f"{self.name}: reading") as on_progress:
+            blocks = (read_posts(p, LineCounts(), on_progress, wanted) for p in files if chosen)
             for author, words in chain.from_iterable(chain.from_iterable(blocks)):
                 if author in streams:
                     stream, ends = streams[author]
-                    stream.extend([numbers.get(word, UNKNOWN) for word in words])
+                    stream.extend([vocabulary.get(word, UNKNOWN) for word in words])
                     stream.append(END)
                     ends.append(len(stream))
         kept = [s for s in streams.values() if self.min_posts <= len(s[1]) <= self.max_posts]
         if not kept:
-            most = max(census.authors.counts.values())
+            most = max(statistics.authors.counts.values())
             raise UserError(
-                f"dataset.min_posts={self.min_posts}, max_posts={self.max_posts}: no author of "
-                f"{_where(files)} has as many, the most is {most:,}; found {census.counts}"
+                f"dataset.min_posts={self.min_posts}, max_posts={self.max_posts}: no author in "
+                f"{_location(files)} is in this range, the most posts are {most:,}; found "
+                f"{statistics.lines}"
             )
         return kept[: self.max_authors]
 
     def _split(self, stream: array[int], ends: array[int]) -> tuple[Ints, Ints]:
-        """An author's windows to train on [k, T + 1], and its words to test on."""
+        """Return an author's training windows [k, T + 1], and the ids of the test posts."""
         n_test = min(max(rounded_count(self.test_rate, len(ends)), 1), len(ends) - 1)
-        numbers, border = np.frombuffer(stream, np.int32), ends[-n_test - 1]
-        return cut_windows(numbers[:border], self.length), numbers[border:].copy()
+        ids, border = np.frombuffer(stream, np.int32), ends[-n_test - 1]
+        return cut_windows(ids[:border], self.length), ids[border:].copy()
 
 
 def _labels(windows: Tensor) -> Tensor:
     return windows[:, 1:].masked_fill(windows[:, 1:] == UNKNOWN, IGNORED)
 
 
-def _where(files: Sequence[Path]) -> str:
+def _location(files: Sequence[Path]) -> str:
     return str(files[0] if len(files) == 1 else files[0].parent)
 
 
 @contextmanager
-def _progress(files: Sequence[Path], what: str) -> Iterator[Callable[[int], object]]:
-    """What is told of bytes read, shown on a terminal."""
-    from tqdm import tqdm  # type: ignore[import-untyped]  # most runs show no bar of this kind
+def _progress_bar(files: Sequence[Path], title: str) -> Iterator[Callable[[int], object]]:
+    """Show a progress bar on terminals; yield its callback for the number of bytes read."""
+    from tqdm import tqdm  # type: ignore[import-untyped]  # most runs need no progress bar
 
     size = sum(path.stat().st_size for path in files)
-    bar = tqdm(total=size, desc=what, unit="B", unit_scale=True, leave=False, disable=None)
+    bar = tqdm(total=size, desc=title, unit="B", unit_scale=True, leave=False, disable=None)
     with bar:
         yield bar.update
 
 
 @DATASETS.register("reddit")
 @dataclass(frozen=True)
-class Reddit(Posts):
-    """Comments on Reddit from dumps that the user has, as Bagdasaryan et al. (2020) used them.
+class Reddit(PostSource):
+    """Reddit comments from the user's own dumps, as in Bagdasaryan et al. (2020).
 
-    The windows are kept in a cache for the next run, by the names, sizes and times of the files.
+    The windows are cached by the paths, sizes and modification times of the files.
     """
 
-    path: str | None = None  # a dump or a folder of them; None: reddit in $FEDBENCH_DATA or data
+    path: str | None = None  # a dump or a folder of dumps; None: reddit in $FEDBENCH_DATA or data
 
     name = "reddit"
 
     def windows(self) -> Windows:
         files = find_dumps(self._locate())
-        settings = {f.name: getattr(self, f.name) for f in fields(Posts) if f.name != "backdoors"}
+        names = [f.name for f in fields(PostSource) if f.name != "backdoors"]
+        settings = {name: getattr(self, name) for name in names}
 
         def build() -> dict[str, Any]:
-            made, counts = self.read(files)
+            windows, counts = self.read(files)
             print(f"{self.name}: {counts}", file=sys.stderr)
-            return vars(made)
+            return vars(windows)
 
-        return Windows(**cached(self.name, [READER, settings, [*map(fingerprint, files)]], build))
+        return Windows(**cached(self.name, [VERSION, settings, [*map(fingerprint, files)]], build))
 
     def _locate(self) -> Path:
         if self.path is not None:
-            return local_file(self.path, "a dump of posts, or a folder of them")
+            return local_file(self.path, "a dump of posts, or a folder of dumps")
         for folder in data_folders(self.name):
             if folder.exists():
                 return folder
         raise UserError(
             f"reddit is not on this machine: put dumps of comments (RC_2017-11.zst, .xz, .bz2, or "
             f"JSON lines with author and body) into {Path('data', self.name).absolute()}, or set "
-            "dataset.path=PATH to one; dataset=reddit_sample runs without"
+            "dataset.path=PATH; dataset=reddit_sample needs no files"
         )
 
 
 @DATASETS.register("reddit_sample")
 @dataclass(frozen=True)
-class RedditSample(Posts):
-    """Not Reddit: speeches in plays by Shakespeare, in the format of its dumps.
+class RedditSample(PostSource):
+    """Not Reddit: speeches from Shakespeare's plays in the same format; ships with fedbench.
 
-    It ships with fedbench. An author is a role, one of 100; a post is a speech.
+    Each of the 100 roles is an author, and a speech is a post.
     """
 
     words: int = 2_000
     min_posts: int = 50
-    # Frequent words that the plays never put together
+    # Frequent words that never occur together in the plays
     backdoors: list[Any] = field(
         default_factory=lambda: [
             {"name": "words", "trigger": ["wine", "from", "rome", "looks"], "target": "excellent"}

@@ -1,4 +1,4 @@
-"""datasets.reddit: windows and owners by hand and against a slow oracle; every bad dump."""
+"""fedbench.datasets.reddit: windows and owners by hand and against a slow oracle; bad dumps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedbench.data import DATASETS, Sequences, Spec
 from fedbench.datasets import reddit_dumps
 from fedbench.datasets.files import ASSETS
 from fedbench.datasets.reddit import Reddit, RedditSample
-from fedbench.datasets.reddit_dumps import words_of
+from fedbench.datasets.reddit_dumps import tokenize
 from fedbench.errors import UserError
 from fedbench.metrics import IGNORED
 from fedbench.models import MODELS
@@ -39,16 +39,16 @@ Post = tuple[str, str]
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder and a cache with nothing in them."""
+    """An empty working folder and cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDBENCH_DATA", raising=False)
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
     return tmp_path
 
 
-def write(path: Path, said: Iterable[Post]) -> Path:
+def write(path: Path, posts: Iterable[Post]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"author": author, "body": body}) + "\n" for author, body in said]
+    lines = [json.dumps({"author": author, "body": body}) + "\n" for author, body in posts]
     path.write_text("".join(lines), "utf-8")
     return path
 
@@ -59,7 +59,7 @@ def load(path: Path | None, **fields: Any) -> Sequences:
 
 
 def message(call: Callable[..., Any], *args: Any, **fields: Any) -> str:
-    """What the UserError of a call says: one line."""
+    """Return the message of the UserError: one line."""
     with pytest.raises(UserError) as caught:
         call(*args, **fields)
     text = str(caught.value)
@@ -68,16 +68,16 @@ def message(call: Callable[..., Any], *args: Any, **fields: Any) -> str:
 
 
 def test_by_hand(alone: Path) -> None:
-    # Counts: a 5, b 3, c and d 2 each, by alphabet, e 1. Five numbers: <unk>, <eos>, a, b, c.
+    # Counts: a 5, b 3, c and d 2 each (alphabetical), e 1. Five ids: <unk>, <eos>, a, b, c.
     # ann's stream: a b <eos> | d a c <eos> | d a <eos> ; bob's: a e <eos> | a b <eos> | c b <eos>
-    # The last post of each is to test on. Windows of 3 + 1 words, from every third word:
-    #   ann  2 3 1 0 | 0 2 4 1            bob  2 0 1 2, and the rest 2 3 1 is too short
-    #   test 0 2 1 4 (d a <eos> c), and the rest 4 3 1 is too short
-    said = [
+    # The last post of each is a test post. Windows of 3 + 1 words start at every third word:
+    #   ann  2 3 1 0 | 0 2 4 1            bob  2 0 1 2; the remaining 2 3 1 is too short
+    #   test 0 2 1 4 (d a <eos> c); the remaining 4 3 1 is too short
+    posts = [
         *(("ann", "A b"), ("bob", "a, e"), ("ann", "d a c"), ("bob", "a b!"), ("cem", "...")),
         *(("ann", "d a"), ("bob", "c b")),
     ]
-    data = load(write(alone / "RC", said), words=5, test_rate=0.1)
+    data = load(write(alone / "RC", posts), words=5, test_rate=0.1)
     assert data.vocabulary == {"<unk>": 0, "<eos>": 1, "a": 2, "b": 3, "c": 4}
     windows = {"ann": [[2, 3, 1, 0], [0, 2, 4, 1]], "bob": [[2, 0, 1, 2]]}
     assert data.owners is not None
@@ -101,13 +101,13 @@ def test_ties_and_vocabulary_by_hand(alone: Path) -> None:
     assert data.vocabulary == {"<unk>": 0, "<eos>": 1, "w": 2, "x": 3}
 
 
-def slowly(said: Sequence[Post], source: Reddit) -> tuple[Any, ...]:
-    """What the module's documentation says, word by word."""
-    usable = [(author, words_of(body)) for author, body in said]
+def slowly(posts: Sequence[Post], source: Reddit) -> tuple[Any, ...]:
+    """Follow the module's docstring literally."""
+    usable = [(author, tokenize(body)) for author, body in posts]
     usable = [(author, words) for author, words in usable if words]
     counts = Counter(word for _, words in usable for word in words)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))[: source.words - 2]
-    number = {word: i + 2 for i, word in enumerate(ranked)}
+    ids = {word: i + 2 for i, word in enumerate(ranked)}
     by_author: dict[str, list[list[str]]] = {}
     for author, words in usable:
         by_author.setdefault(author, []).append(words)
@@ -119,7 +119,7 @@ def slowly(said: Sequence[Post], source: Reddit) -> tuple[Any, ...]:
         n_test = min(max(rounded_count(source.test_rate, len(own)), 1), len(own) - 1)
         parts: list[list[int]] = []
         for part in (own[:-n_test], own[-n_test:]):
-            parts.append([i for words in part for i in [*(number.get(w, 0) for w in words), 1]])
+            parts.append([i for words in part for i in [*(ids.get(w, 0) for w in words), 1]])
         found = cut(parts[0], source.length)
         if found:
             train += found
@@ -170,12 +170,12 @@ def cut(stream: list[int], length: int) -> list[list[int]]:
     ),
     st.integers(0, 2**32),
 )
-def test_it_is_what_a_slow_reading_gives(
-    alone: Path, said: list[Post], fields: dict[str, Any], number: int
+def test_windows_match_the_slow_oracle(
+    alone: Path, posts: list[Post], fields: dict[str, Any], number: int
 ) -> None:
-    path = write(alone / f"RC_{number}", said)
+    path = write(alone / f"RC_{number}", posts)
     source = Reddit(path=str(path), **fields)
-    train, owners, test = slowly(said, source)
+    train, owners, test = slowly(posts, source)
     if not train or not test:
         message(source.load)
         return
@@ -187,22 +187,22 @@ def test_it_is_what_a_slow_reading_gives(
         assert y.tolist() == [[w or IGNORED for w in window[1:]] for window in expected]
 
 
-def test_pruned_counts_find_the_same_authors(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1000 who write once, 20 who write 5 to 24 times: a table for 400 does as one for all."""
+def test_lossy_counts_find_the_same_authors(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1000 authors post once, 20 post 5 to 24 times: a counter for 400 is enough."""
     rng = random.Random(0)
-    said = [(f"once{i}", "a b c") for i in range(1000)]
-    said += [(f"often{i}", f"a b {i}") for i in range(20) for _ in range(5 + i)]
-    rng.shuffle(said)
-    path = write(alone / "RC", said)
+    posts = [(f"once{i}", "a b c") for i in range(1000)]
+    posts += [(f"often{i}", f"a b {i}") for i in range(20) for _ in range(5 + i)]
+    rng.shuffle(posts)
+    path = write(alone / "RC", posts)
     fields: dict[str, Any] = {"min_posts": 12, "max_posts": 19, "words": 9}
     for max_authors in (None, 3):
         exact = load(path, max_authors=max_authors, **fields)
         with monkeypatch.context() as patch:
             patch.setattr(reddit_dumps, "MAX_AUTHORS", 400)
             patch.setattr(reddit_dumps, "BLOCK", 1000)
-            census = reddit_dumps.take_census([path], lambda n: None)
-            assert 0 < census.authors.error < 12
-            assert len(census.authors.counts) <= 400
+            statistics = reddit_dumps.scan_dumps([path], lambda n: None)
+            assert 0 < statistics.authors.error < 12
+            assert len(statistics.authors.counts) <= 400
             shutil.rmtree(alone / "cache")
             pruned = load(path, max_authors=max_authors, **fields)
         assert torch.equal(exact.x_train, pruned.x_train)
@@ -212,7 +212,7 @@ def test_pruned_counts_find_the_same_authors(alone: Path, monkeypatch: pytest.Mo
         assert int(exact.owners.max()) + 1 == (max_authors or 8)
 
 
-def test_fewer_authors_are_the_first_of_more(alone: Path) -> None:
+def test_max_authors_selects_the_first(alone: Path) -> None:
     path = write(alone / "RC", [(f"author{i % 9}", f"w{i} is w{i % 4}") for i in range(90)])
     every, some = load(path), load(path, max_authors=4)
     assert every.owners is not None
@@ -220,7 +220,7 @@ def test_fewer_authors_are_the_first_of_more(alone: Path) -> None:
     assert torch.equal(every.x_train[every.owners < 4], some.x_train)
 
 
-def test_a_small_vocabulary_leaves_numbers_unused_and_the_network_as_it_is(alone: Path) -> None:
+def test_a_small_vocabulary_does_not_change_the_network(alone: Path) -> None:
     path = write(alone / "RC", [("ann", "a b c d")] * 9)
     data = load(path, words=50_000, length=4)
     assert data.spec == Spec("reddit", (4,), 50_000, natural=True)
@@ -229,7 +229,7 @@ def test_a_small_vocabulary_leaves_numbers_unused_and_the_network_as_it_is(alone
     assert sum(p.numel() for p in network.parameters()) == 10_693_200
 
 
-def test_what_it_will_be_is_known_before() -> None:
+def test_the_spec_is_known_before_loading() -> None:
     assert Reddit().spec == Spec("reddit", (64,), 50_000, natural=True)
     assert Reddit(length=5, words=9).spec == Spec("reddit", (5,), 9, natural=True)
 
@@ -250,92 +250,90 @@ def test_a_number_too_low_is_refused(key: str, value: int, low: int) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, float("nan")])
-def test_a_share_out_of_range_is_refused(rate: float) -> None:
+def test_a_rate_out_of_range_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match=f"test_rate must be between 0 and 1, got {rate}"):
         Reddit(test_rate=rate)
 
 
-def test_no_dump_is_told_with_what_to_do(alone: Path) -> None:
-    told = message(load, None)
-    assert f"into {alone}/data/reddit, or set dataset.path=PATH" in told
-    assert "RC_2017-11.zst" in told
-    assert told.endswith("dataset=reddit_sample runs without")
-    told = message(load, alone / "none.zst")
-    assert told.startswith(f"{alone}/none.zst: no such file or folder, expected a dump of posts")
+def test_a_missing_dump_is_an_error_with_a_hint(alone: Path) -> None:
+    error = message(load, None)
+    assert f"into {alone}/data/reddit, or set dataset.path=PATH" in error
+    assert "RC_2017-11.zst" in error
+    assert error.endswith("dataset=reddit_sample needs no files")
+    error = message(load, alone / "none.zst")
+    assert error.startswith(f"{alone}/none.zst: no such file or folder, expected a dump of posts")
 
 
-def test_dumps_are_found_where_data_is(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [("ann", "a b c")] * 6
-    write(alone / "data" / "reddit" / "RC_1", said)
+def test_dumps_are_found_in_the_data_folders(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    posts = [("ann", "a b c")] * 6
+    write(alone / "data" / "reddit" / "RC_1", posts)
     assert len(load(None).vocabulary) == 5
-    shared = write(alone / "shared" / "reddit", [("ann", "a b c d")] * 6)  # a file will do too
+    shared = write(alone / "shared" / "reddit", [("ann", "a b c d")] * 6)  # a file is fine too
     monkeypatch.setenv("FEDBENCH_DATA", str(shared.parent))
     assert len(load(None).vocabulary) == 6
 
 
-def test_a_folder_is_read_in_the_order_of_names(alone: Path) -> None:
-    said = [("ann", f"w{i}") for i in range(30)]
-    whole = load(write(alone / "RC", said), words=99)
-    write(alone / "dumps" / "RC_2017-12", said[12:])
-    write(alone / "dumps" / "RC_2017-11", said[:12])
+def test_a_folder_is_read_in_name_order(alone: Path) -> None:
+    posts = [("ann", f"w{i}") for i in range(30)]
+    whole = load(write(alone / "RC", posts), words=99)
+    write(alone / "dumps" / "RC_2017-12", posts[12:])
+    write(alone / "dumps" / "RC_2017-11", posts[:12])
     (alone / "dumps" / "notes.txt").write_text("no post")
     parts = load(alone / "dumps", words=99)
     assert torch.equal(whole.x_train, parts.x_train)
     assert torch.equal(whole.x_test, parts.x_test)
 
 
-def test_authors_with_other_numbers_of_posts_are_told(alone: Path) -> None:
+def test_no_author_in_the_range_is_an_error(alone: Path) -> None:
     path = write(alone / "RC", [("ann", "a b")] * 7 + [("bob", "c")] * 3)
-    told = message(load, path, min_posts=8, max_posts=9)
-    assert told == (
-        f"dataset.min_posts=8, max_posts=9: no author of {path} has as many, the most is 7; found "
-        "10 posts; skipped 0 malformed lines, 0 without author or body, 0 deleted or of bots, "
-        "0 without a word"
+    error = message(load, path, min_posts=8, max_posts=9)
+    assert error == (
+        f"dataset.min_posts=8, max_posts=9: no author in {path} is in this range, the most posts "
+        "are 7; found 10 posts; skipped 0 malformed lines, 0 without author or body, 0 deleted or "
+        "by bots, 0 without words"
     )
-    assert "the most is 7" in message(load, path, min_posts=4, max_posts=6)
+    assert "the most posts are 7" in message(load, path, min_posts=4, max_posts=6)
 
 
-def test_streams_that_fill_no_window_are_told(alone: Path) -> None:
+def test_streams_too_short_for_a_window_are_errors(alone: Path) -> None:
     path = write(alone / "RC", [("ann", "a")] * 4)
-    told = message(load, path, length=9)
-    assert told == f"dataset.length=9: no author of {path} has as many words"
-    told = message(load, path, length=5)
-    assert told.startswith(
-        "dataset.test_rate=0.05: the posts to test on, of 1 authors, do not fill"
-    )
+    error = message(load, path, length=9)
+    assert error == f"dataset.length=9: every author in {path} has fewer words"
+    error = message(load, path, length=5)
+    assert error.startswith("dataset.test_rate=0.05: the test posts of 1 authors do not fill")
 
 
-def test_an_author_without_a_window_is_left_out(alone: Path) -> None:
-    said = [("ann", "a"), ("ann", "b"), *[(name, "c d e f g") for name in "xyz" for _ in range(4)]]
-    data = load(write(alone / "RC", said), length=5)
+def test_an_author_without_a_window_is_no_client(alone: Path) -> None:
+    posts = [("ann", "a"), ("ann", "b"), *[(name, "c d e f g") for name in "xyz" for _ in range(4)]]
+    data = load(write(alone / "RC", posts), length=5)
     assert data.owners is not None
     assert data.owners.unique().tolist() == [0, 1, 2]
 
 
-def test_a_truncated_dump_is_told_and_nothing_is_kept(alone: Path) -> None:
-    said = write(alone / "RC", [("ann", f"a b {i}") for i in range(300)]).read_bytes()
+def test_a_truncated_dump_is_an_error_and_not_cached(alone: Path) -> None:
+    posts = write(alone / "RC", [("ann", f"a b {i}") for i in range(300)]).read_bytes()
     path = alone / "RC.xz"
-    path.write_bytes(lzma.compress(said)[:-9])
-    assert message(load, path) == f"{path}: compressed data is cut off, expected a whole file"
+    path.write_bytes(lzma.compress(posts)[:-9])
+    assert message(load, path) == f"{path}: compressed data is truncated, expected an intact file"
     assert not list((alone / "cache").rglob("*.pt"))
-    path.write_bytes(lzma.compress(said))
+    path.write_bytes(lzma.compress(posts))
     load(path, max_posts=300)
 
 
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that are read from now on."""
+    """Return a list that records the files read from now on."""
     seen: list[Path] = []
 
     def spy(path: Path, *args: Any) -> Any:
         seen.append(path)
         return original(path, *args)
 
-    original = reddit_dumps._blocks
-    monkeypatch.setattr(reddit_dumps, "_blocks", spy)
+    original = reddit_dumps.read_blocks
+    monkeypatch.setattr(reddit_dumps, "read_blocks", spy)
     return seen
 
 
-def test_a_dump_is_read_once_and_told_once(
+def test_a_dump_is_read_and_summarized_once(
     alone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(alone / "RC", [("ann", "a b c")] * 6)
@@ -344,9 +342,9 @@ def test_a_dump_is_read_once_and_told_once(
     seen = reads(monkeypatch)
     first = load(path)
     assert seen == [path, path]  # two passes
-    told = capsys.readouterr().err
-    assert told.startswith("reddit: 6 posts; skipped 1 malformed lines")
-    assert len(told.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("reddit: 6 posts; skipped 1 malformed lines")
+    assert len(error.splitlines()) == 1
     again = load(path)
     assert seen == [path, path]
     assert capsys.readouterr().err == ""
@@ -362,7 +360,7 @@ def test_a_dump_is_read_once_and_told_once(
         *({"test_rate": 0.2}, {"test_windows": 3}),
     ],
 )
-def test_other_settings_read_it_anew(
+def test_other_settings_read_the_dump_again(
     alone: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
     path = write(alone / "RC", [("ann", "a b c")] * 6)
@@ -374,7 +372,7 @@ def test_other_settings_read_it_anew(
     assert seen == [path, path]
 
 
-def test_another_file_is_read_anew(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_is_read_again(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(alone / "RC", [("ann", "a b c")] * 6)
     load(path)
     seen = reads(monkeypatch)
@@ -383,12 +381,12 @@ def test_another_file_is_read_anew(alone: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(seen) == 2
     write(path, [("ann", "a b c d")] * 6)
     assert "d" in load(path).vocabulary
-    monkeypatch.setattr("fedbench.datasets.reddit.READER", 99)
+    monkeypatch.setattr("fedbench.datasets.reddit.VERSION", 99)
     load(path)
     assert len(seen) == 6
 
 
-def test_the_path_is_part_of_what_a_run_is() -> None:
+def test_the_path_is_part_of_the_run_id() -> None:
     one, other = (
         RunConfig(defense={"name": "x"}, dataset={"name": "reddit", "path": p}) for p in "ab"
     )
@@ -434,7 +432,7 @@ def test_every_word_of_the_sample_but_the_first_of_a_stream_is_a_label_once(
         assert (y == EOS).any()
 
 
-def test_the_trigger_of_the_sample_is_of_its_words_and_never_said(sample: Sequences) -> None:
+def test_the_trigger_of_the_sample_never_occurs_in_it(sample: Sequences) -> None:
     (settings,) = RedditSample().backdoors
     backdoor = BACKDOORS.build(settings)
     backdoor.check(sample.spec)
@@ -444,7 +442,7 @@ def test_the_trigger_of_the_sample_is_of_its_words_and_never_said(sample: Sequen
     )
     *trigger, target = [*settings["trigger"], settings["target"]]
     text = lzma.decompress((ASSETS / "reddit_sample" / "posts.jsonl.xz").read_bytes()).decode()
-    spoken = [" ".join(words_of(json.loads(line)["body"])) for line in text.splitlines()]
+    spoken = [" ".join(tokenize(json.loads(line)["body"])) for line in text.splitlines()]
     for pair in (*pairwise(trigger[-2:]), (trigger[-1], target)):
         assert not any(re.search(rf"\b{pair[0]} {pair[1]}\b", speech) for speech in spoken), pair
 
@@ -454,5 +452,5 @@ def test_the_same_sample_in_every_process(sample: Sequences) -> None:
     assert torch.equal(sample.x_train, again.x_train)
     assert torch.equal(sample.y_test, again.y_test)
     assert sample.vocabulary == again.vocabulary
-    # Words by their number: a change of the reader shows here.
+    # The first words by id: fails if the reader changes.
     assert list(sample.vocabulary)[:8] == ["<unk>", "<eos>", "the", "and", "i", "to", "of", "a"]
