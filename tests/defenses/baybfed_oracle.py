@@ -1,4 +1,4 @@
-"""baybfed by its definition, to test the fast one by: every coordinate, in 34 digits."""
+"""BayBFed by its definition, as an oracle for tests: every coordinate, with 34 digits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = Sequence[float] | np.ndarray
 
 @dataclass(eq=False)
 class Cluster:
-    """One Gaussian over weights. `number` counts from 0 in order of opening."""
+    """A normal over weights. Clusters are numbered from 0 in order of creation."""
 
     mu: Any
     s2: Any
@@ -27,22 +27,22 @@ class Cluster:
 
 @dataclass
 class Client:
-    """What a client's weights w come to in a round: x = w + D and m = mean(x), then the rest."""
+    """A client in the current round, with weights w: x = w + D, m = mean(x)."""
 
     x: Any
     m: Any
-    mean: Any  # of w
-    error: Any  # (d D)^2 before the floor
+    mean: Any  # mean of w
+    error: Any  # (d D)^2, before the floor
     e: Any = None
     base: Any = None
     p: Any = None
     divergence: Any = None  # the largest
-    number: int = -1  # of the cluster it ended in
+    number: int = -1  # of the cluster it joined
 
 
 @dataclass
 class Verdict:
-    """A round. `unsure` says what rounding could turn; empty if nothing."""
+    """Result of a round. `unsure` lists the decisions that rounding could change."""
 
     scores: list[float]
     kept: list[bool]
@@ -59,7 +59,7 @@ def median(values: Sequence[Any]) -> Any:
 
 
 class Oracle:
-    """Round after round on plain lists. `concentration`: c of each client id before its first."""
+    """Runs rounds on plain lists. `concentration` gives the initial c by client id."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Oracle:
         self.length = len(initial)
         self.mu_p = mp.fsum(initial) / self.length
         self.v_p = mp.fsum((mp.mpf(w) - self.mu_p) ** 2 for w in initial) / self.length
-        self.posterior = {who: (mp.mpf(c), self.mu_p) for who, c in concentration.items()}
+        self.posterior = {i: (mp.mpf(c), self.mu_p) for i, c in concentration.items()}
         self.weights, self.cosine, self.tau = weights, cosine, tau
         self.scoring, self.cold_start = scoring, cold_start
         self.assign, self.persist, self.score, self.filter = assign, persist, score, filter
@@ -99,18 +99,18 @@ class Oracle:
         if not self.persist:
             self.clusters = []
         clients = [self.measure(update, global_params) for update in updates]
-        middle = median([client.error for client in clients])
-        for client, who in zip(clients, ids, strict=True):
-            client.e = max(client.error, self.error_floor * middle, mp.mpf("1e-12"))
-            client.base = self.learn(who, client.mean)
+        median_error = median([client.error for client in clients])
+        for client, client_id in zip(clients, ids, strict=True):
+            client.e = max(client.error, self.error_floor * median_error, mp.mpf("1e-12"))
+            client.base = self.update_posterior(client_id, client.mean)
             client.p = self.p(client)
         auto = self.sigma0_sq == "auto"
         self.s0 = 9 * median([c.e for c in clients]) if auto else mp.mpf(self.sigma0_sq)
         in_order = [clients[i] for i in sorted(range(len(ids)), key=lambda i: ids[i])]
         if self.scoring == "round":
-            self.meet_together(in_order)
+            self.join_together(in_order)
         else:
-            self.meet_in_turn(in_order)
+            self.join_sequentially(in_order)
         distance = self.score == "distance"
         scores = [mp.sqrt(c.divergence) if distance else c.divergence for c in clients]
         return Verdict(
@@ -122,12 +122,12 @@ class Oracle:
             unsure=self.unsure,
         )
 
-    def meet_together(self, clients: Sequence[Client]) -> None:
-        """All choose by the clusters as the round finds them, and then join in turn.
+    def join_together(self, clients: Sequence[Client]) -> None:
+        """All clients choose among the clusters from the start of the round, then join in order.
 
-        If it finds none, all can only choose a new one. `seat` then scores them against the
-        clusters that this gave and a new one, and changes nothing more; `score` keeps the scores of
-        the comparison with a new one alone.
+        Without clusters, each client opens a new one. `seat` then scores the clients again, against
+        these clusters and a new one, and changes nothing else. `score` keeps the scores against a
+        new cluster only.
         """
         cold = not self.clusters
         choices = [self.choose(client) for client in clients]
@@ -135,19 +135,19 @@ class Oracle:
             self.join(client, choice)
         if cold and self.cold_start == "seat":
             for client in clients:
-                self.judge(client)
+                self.evaluate(client)
 
-    def meet_in_turn(self, clients: Sequence[Client]) -> None:
-        """Algorithm 1: each finds the clusters as those before it left them.
+    def join_sequentially(self, clients: Sequence[Client]) -> None:
+        """Algorithm 1: each client sees the clusters that the clients before it changed.
 
-        It seats its own first client before scoring it, whatever `cold_start` says.
+        It assigns its first client before scoring it, whatever `cold_start` is.
         """
         for client in clients:
             if self.clusters:
                 self.join(client, self.choose(client))
             else:
                 self.join(client, None)
-                self.judge(client)
+                self.evaluate(client)
 
     def measure(self, update: Row, global_params: Row) -> Client:
         """Eq. 2 and 3."""
@@ -157,30 +157,28 @@ class Oracle:
         norm_u, norm_w, norm_g = (mp.sqrt(mp.fsum(a * a for a in row)) for row in (u, w, g))
         dot = mp.fsum(a * b for a, b in zip(w, g, strict=True))
         similarity = dot / norm_w / norm_g if norm_w > 0 and norm_g > 0 else mp.mpf(0)
-        deviation = self.deviation(similarity)
-        mean = mp.fsum(w) / self.length
-        x = [a + deviation for a in w]
-        return Client(x, mean + deviation, mean, (norm_u * deviation) ** 2)
+        shift, mean = self.shift(similarity), mp.fsum(w) / self.length
+        return Client([a + shift for a in w], mean + shift, mean, (norm_u * shift) ** 2)
 
-    def deviation(self, similarity: Any) -> Any:
+    def shift(self, similarity: Any) -> Any:
         similarity = min(max(similarity, mp.mpf(-1)), mp.mpf(1))
         if self.cosine == "distance":
             return 1 - similarity
         if self.cosine == "similarity":
             return similarity
         if 1 - abs(similarity) < 1e-8:
-            self.unsure.append("an angle of almost nothing")
+            self.unsure.append("angle near 0 or pi")
         return mp.acos(similarity) / mp.pi
 
-    def learn(self, who: int, mean: Any) -> Any:
+    def update_posterior(self, client_id: int, mean: Any) -> Any:
         """Eq. 1."""
-        c, base = self.posterior[who]
+        c, base = self.posterior[client_id]
         base = c / (c + self.length) * base + mean / c
-        self.posterior[who] = (c + self.length, base)
+        self.posterior[client_id] = (c + self.length, base)
         return base
 
     def p(self, client: Client) -> Any:
-        """Eq. 4, over the coordinates."""
+        """Eq. 4, normalized over the coordinates."""
         exponents = []
         variance = max(client.m**2, mp.mpf("1e-24"))
         for x in client.x:
@@ -188,17 +186,17 @@ class Oracle:
             g = peak * mp.exp(-((x - self.mu_p) ** 2) / (2 * self.v_p)) + client.base
             exponents.append((g - 1) ** 2 / (2 * variance))
         if abs(client.m) < 1e-4 or min(exponents) > 1e3:
-            self.unsure.append("a spike for p")
-        return self.normalised(exponents)
+            self.unsure.append("p is a spike")
+        return self.normalized(exponents)
 
     def q(self, client: Client, mu: Any, s2: Any) -> Any:
-        """Eq. 5, over the coordinates."""
+        """Eq. 5, normalized over the coordinates."""
         exponents = [(x - mu) ** 2 / (2 * s2) for x in client.x]
         if min(exponents) > 1e3:
-            self.unsure.append("a spike for q")
-        return self.normalised(exponents)
+            self.unsure.append("q is a spike")
+        return self.normalized(exponents)
 
-    def normalised(self, exponents: Sequence[Any]) -> list[Any]:
+    def normalized(self, exponents: Sequence[Any]) -> list[Any]:
         least = min(exponents)
         values = [mp.exp(least - exponent) for exponent in exponents]
         total = mp.fsum(values)
@@ -207,32 +205,32 @@ class Oracle:
     def jensen_shannon(self, p: Any, q: Any) -> Any:
         terms = []
         for a, b in zip(p, q, strict=True):
-            middle = (a + b) / 2
-            terms += [value * mp.log(value / middle) / 2 for value in (a, b) if value > 0]
+            mixture = (a + b) / 2
+            terms += [value * mp.log(value / mixture) / 2 for value in (a, b) if value > 0]
         return mp.fsum(terms)
 
-    def judge(self, client: Client) -> list[Any]:
-        """Its divergence from each cluster and, last, from a new one. Sets the largest."""
-        places = self.places(client)
-        found = [self.jensen_shannon(client.p, self.q(client, mu, s2)) for mu, s2 in places]
+    def evaluate(self, client: Client) -> list[Any]:
+        """Return the divergences from each cluster and from a new one; store the largest."""
+        normals = self.normals(client)
+        found = [self.jensen_shannon(client.p, self.q(client, mu, s2)) for mu, s2 in normals]
         if 1e-22 < max(found) < 1e-18:
-            self.unsure.append("a divergence of almost nothing")
+            self.unsure.append("divergence near the least one")
         found = [divergence if divergence >= 1e-20 else mp.mpf(0) for divergence in found]
         client.divergence = max(found)
         return found
 
     def choose(self, client: Client) -> Cluster | None:
-        """Judges. Returns the cluster to join; None for a new one."""
-        found = self.judge(client)
+        """Score the client; return the cluster to join, or None for a new one."""
+        found = self.evaluate(client)
         best = found.index(max(found) if self.assign == "max" else min(found))
-        places = self.places(client)
-        for place, divergence in zip(places, found, strict=True):
+        normals = self.normals(client)
+        for normal, divergence in zip(normals, found, strict=True):
             apart = abs(mp.sqrt(divergence) - mp.sqrt(found[best]))
-            if place != places[best] and max(divergence, found[best]) > 0 and apart < 1e-8:
-                self.unsure.append("two clusters as far")
+            if normal != normals[best] and max(divergence, found[best]) > 0 and apart < 1e-8:
+                self.unsure.append("tie between clusters")
         return [*self.clusters, None][best]
 
-    def places(self, client: Client) -> list[tuple[Any, Any]]:
+    def normals(self, client: Client) -> list[tuple[Any, Any]]:
         return [*((c.mu, c.s2) for c in self.clusters), (self.mu0, self.s0 + client.e)]
 
     def join(self, client: Client, cluster: Cluster | None) -> None:
@@ -262,41 +260,41 @@ class Oracle:
                 distance = larger if self.score == "distance" else mp.sqrt(larger)
                 tied = tied or apart <= 1e-9
                 if 1e-10 < apart < 1e-8 or (0 < distance < 1e-4 and apart < 1e-13 / distance):
-                    self.unsure.append("two scores as high")
+                    self.unsure.append("tie between scores")
             near = len(scores) > 1 and abs(score - mean) <= 1e-8 * mean + 1e-10
             if near and tied == (self.filter == "pseudocode"):
-                self.unsure.append("a score at the mean")
+                self.unsure.append("score at the mean")
             below = score < mean
             kept.append(below and not tied if self.filter == "text" else below or not tied)
         return kept
 
 
-class Vectorised(Oracle):
-    """The same over numpy's longest floats, for many coordinates."""
+class VectorizedOracle(Oracle):
+    """The same in numpy long double, for many coordinates."""
 
     def measure(self, update: Row, global_params: Row) -> Client:
         u, g = (np.asarray(row, dtype=np.longdouble) for row in (update, global_params))
         w = u if self.weights == "update" else u + g
         norms = float(np.sqrt((w * w).sum()) * np.sqrt((g * g).sum()))
-        deviation = float(self.deviation(float((w * g).sum()) / norms if norms else 0.0))
+        shift = float(self.shift(float((w * g).sum()) / norms if norms else 0.0))
         mean = float(w.mean())
-        error = float((u * u).sum()) * deviation**2
-        return Client(w + deviation, mp.mpf(mean + deviation), mp.mpf(mean), mp.mpf(error))
+        error = float((u * u).sum()) * shift**2
+        return Client(w + shift, mp.mpf(mean + shift), mp.mpf(mean), mp.mpf(error))
 
     def p(self, client: Client) -> Any:
         mu, v = float(self.mu_p), float(self.v_p)
         g = np.exp(-((client.x - mu) ** 2) / (2 * v)) / np.sqrt(2 * np.pi * v) + float(client.base)
-        return self.normalised((g - 1) ** 2 / (2 * max(float(client.m) ** 2, 1e-24)))
+        return self.normalized((g - 1) ** 2 / (2 * max(float(client.m) ** 2, 1e-24)))
 
     def q(self, client: Client, mu: Any, s2: Any) -> Any:
-        return self.normalised((client.x - float(mu)) ** 2 / (2 * float(s2)))
+        return self.normalized((client.x - float(mu)) ** 2 / (2 * float(s2)))
 
-    def normalised(self, exponents: Any) -> Any:
+    def normalized(self, exponents: Any) -> Any:
         values = np.exp(exponents.min() - exponents)
         return values / values.sum()
 
     def jensen_shannon(self, p: Any, q: Any) -> Any:
-        middle = (p + q) / 2
+        mixture = (p + q) / 2
         with np.errstate(divide="ignore", invalid="ignore"):
-            terms = [np.where(a > 0, a * np.log(a / middle), 0) for a in (p, q)]
+            terms = [np.where(a > 0, a * np.log(a / mixture), 0) for a in (p, q)]
         return mp.mpf(float(terms[0].sum() + terms[1].sum()) / 2)

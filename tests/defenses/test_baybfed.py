@@ -1,4 +1,4 @@
-"""baybfed: a client whose weights are unlikely under the clusters seen so far is left out."""
+"""BayBFed: rejects clients whose weight distribution diverges from the clusters seen so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from baybfed_oracle import Oracle, Vectorised, Verdict
+from baybfed_oracle import Oracle, VectorizedOracle, Verdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,8 +21,8 @@ from fedbench.defenses._baybfed import outside_upper_group
 
 BayBFed: Any = DEFENSES.get("baybfed")
 
-IDS = (3, 7, 0, 42, 11, 5)  # whoever may take part
-LARGEST = math.sqrt(math.log(2)) * (1 + 1e-15)  # distance of two distributions
+IDS = (3, 7, 0, 42, 11, 5)  # clients that may take part
+LARGEST = math.sqrt(math.log(2)) * (1 + 1e-15)  # maximum distance of two distributions
 
 
 def view_of(
@@ -34,10 +34,10 @@ def view_of(
 
 
 def start(defense: Defense, initial: Tensor, concentration: Mapping[int, float]) -> Any:
-    """The state before round 0, with c of each client as given."""
+    """State before round 0, with the given c of each client."""
     state = defense.init()
-    for who, c in concentration.items():
-        state["posterior"][who] = (float(c), float(initial.double().mean()))
+    for client_id, c in concentration.items():
+        state["posterior"][client_id] = (float(c), float(initial.double().mean()))
     return state
 
 
@@ -52,7 +52,7 @@ def first_round(
     concentration: Mapping[int, float] | None = None,
     **options: Any,
 ) -> tuple[Aggregate, Any]:
-    """Of clients 0, 1, ..., all with c = 5 unless told otherwise."""
+    """First round of clients 0, 1, ..., all with c = 5 by default."""
     defense = BayBFed(**options)
     known = same_c(len(updates)) if concentration is None else concentration
     state = start(defense, initial, known)
@@ -86,14 +86,15 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# Two models [3 4 0 0] and [1 0 0 0], and what three clients make of them.
+# Two global models, [3 4 0 0] and [1 0 0 0], each with the models of three clients.
 INITIAL_1, GLOBAL_1 = doubles([0.02, -0.02, 0.02, -0.02])[0], doubles([3, 4, 0, 0])[0]
 MODELS_1 = doubles([3, 4, 0.3, 0], [3.1, 4, -0.2, 0.1], [2, 4.5, 2, -2])
 INITIAL_2, GLOBAL_2 = doubles([0.5, -0.5, 0.5, -0.5])[0], doubles([1, 0, 0, 0])[0]
 MODELS_2 = doubles([1.1, 0.1, 0, 0], [1.1, -0.1, 0.1, 0], [0.5, 1, -1, 0.5])
 
 
-# Scores and rows kept, all c being 5 at first: of a first round by cold_start, of the same again.
+# Expected scores and kept rows, with c = 5 at first: of the first round by cold_start (COLD), and
+# of the same round again (WARM).
 BY_HAND = {
     "first": (MODELS_1, GLOBAL_1, INITIAL_1),
     "p is not uniform": (MODELS_2, GLOBAL_2, INITIAL_2),
@@ -113,10 +114,10 @@ WARM_BY_HAND = {
 }
 
 
-def replayed(
+def repeated(
     models: Tensor, global_params: Tensor, initial: Tensor, **options: Any
 ) -> Iterator[tuple[Aggregate, Tensor]]:
-    """The same round again and again, all c at first 5: the outcome, and the clusters after it."""
+    """Repeat the same round, with c = 5 at first: its outcome, and the clusters after it."""
     defense = BayBFed(**options)
     state = start(defense, initial, same_c(len(models)))
     view = view_of(global_params, initial, range(len(models)))
@@ -130,7 +131,7 @@ def test_by_hand(options: dict[str, str]) -> None:
     # D 1 .755051 1.065760, m 1.075 .755051 .940760, e .09 .045 10.506553 (.045: half the median).
     # Client 0 opens (0, 9.09): z = 1/.09 + 1/9 = 11.2222, mu = 1.075/.09/z, s2 = 1/z + .09.
     updates = MODELS_1 - GLOBAL_1
-    rounds = replayed(MODELS_1, GLOBAL_1, INITIAL_1, **options)
+    rounds = repeated(MODELS_1, GLOBAL_1, INITIAL_1, **options)
     outcome, clusters = next(rounds)
     expected_scores, kept = COLD_BY_HAND["first", options.get("cold_start", "seat")]
     assert scores_of(outcome) == pytest.approx(expected_scores, abs=1e-6)
@@ -156,9 +157,9 @@ def test_by_hand(options: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("example", "cold_start"), COLD_BY_HAND)
 def test_two_rounds_by_hand(example: str, cold_start: str) -> None:
-    """Against the prior alone, the second example keeps the outlier and drops the others."""
+    """Against the prior alone, the second example keeps the outlier and rejects the others."""
     models, global_params, initial = BY_HAND[example]
-    rounds = replayed(models, global_params, initial, cold_start=cold_start)
+    rounds = repeated(models, global_params, initial, cold_start=cold_start)
     expected = [COLD_BY_HAND[example, cold_start]]
     expected += [WARM_BY_HAND[example]] if example in WARM_BY_HAND else []
     for (scores, kept), (outcome, _) in zip(expected, rounds, strict=False):
@@ -179,11 +180,11 @@ def test_the_oracle_by_hand(example: str, cold_start: str) -> None:
         assert not verdict.unsure
 
 
-FAR = doubles([99.9, 100.1, 99.9, 100.1])[0]  # an initial model so far away that p is uniform
+FAR = doubles([99.9, 100.1, 99.9, 100.1])[0]  # initial model, so far away that p is uniform
 
 
 def test_divergence_of_two_known_distributions() -> None:
-    """p is uniform, q a Gaussian of mean 0 and variance 1 at points where it is .4 .3 .2 .1."""
+    """p is uniform; q is a standard normal at points where it is proportional to .4 .3 .2 .1."""
     q = doubles([0.4, 0.3, 0.2, 0.1])[0]
     deviation = 0.1
     update = (2 * (q[0] / q).log()).sqrt() - deviation
@@ -197,8 +198,8 @@ def test_divergence_of_two_known_distributions() -> None:
 
 
 @pytest.mark.parametrize("length", [1e-2, 1e-4, 1e-6])
-def test_small_divergences_are_right(length: float) -> None:
-    """Down to 1e-17: the sum of p log p - p log q has lost all digits by then."""
+def test_small_divergences_are_accurate(length: float) -> None:
+    """Down to 1e-17, where the sum of p log p - p log q has lost all digits."""
     direction = doubles([0.8, -0.6, 0, 0])
     options: dict[str, Any] = {"score": "divergence", "cold_start": "score"}
     outcome, _ = first_round(length * direction, GLOBAL_2, FAR, **options)
@@ -208,7 +209,7 @@ def test_small_divergences_are_right(length: float) -> None:
     assert 0 < verdict.scores[0] < length**2
 
 
-def test_a_divergence_below_1e_20_is_none() -> None:
+def test_a_divergence_below_1e_20_is_zero() -> None:
     direction = doubles([0.8, -0.6, 0, 0], [0.6, -0.8, 0, 0])
     outcome, _ = first_round(1e-9 * direction, GLOBAL_2, FAR, cold_start="score")
     assert scores_of(outcome) == [0, 0]
@@ -216,7 +217,7 @@ def test_a_divergence_below_1e_20_is_none() -> None:
 
 
 def test_a_cluster_by_hand() -> None:
-    """Across the global model D = 1, so that m = 1 + mean and e = the sum of squares."""
+    """Orthogonal to the global model, D = 1, m = 1 + mean and e = the sum of squares."""
     global_params = doubles([0, 0, 0, 1])[0]
     first = doubles([-0.4, math.sqrt(0.17), -math.sqrt(0.17), 0])  # m = .9, e = .5
     second = doubles([0.4, math.sqrt(0.045), -math.sqrt(0.045), 0])  # m = 1.1, e = .25
@@ -229,7 +230,7 @@ def test_a_cluster_by_hand() -> None:
 
 
 def update_of_score(target: float, options: Mapping[str, Any]) -> Tensor:
-    """Found by halving: the longer across the global model, the farther from the prior."""
+    """Found by bisection: orthogonal to G, the score grows with the norm."""
     short, long = 0.0, 0.8
     direction = doubles([0.8, -0.6, 0, 0])
     for _ in range(60):
@@ -243,27 +244,27 @@ def update_of_score(target: float, options: Mapping[str, Any]) -> Tensor:
     ("wanted", "text", "pseudocode"),
     [
         ([1, 2, 3, 4], [0, 1], [0, 1, 2, 3]),
-        ([1, 1, 3.00001, 7], [], [0, 1, 2, 3]),  # the third is at the mean
+        ([1, 1, 3.00001, 7], [], [0, 1, 2, 3]),  # the third is just above the mean
         ([4, 4, 1, 1.5], [2, 3], [2, 3]),
         ([1, 1 + 1e-8, 4], [0, 1], [0, 1, 2]),
         ([1, 1 + 1e-10, 4], [], [0, 1, 2]),
-        ([4, 4 - 1e-9, 1], [2], [2]),  # 2.5e-10 of it
+        ([4, 4 - 1e-9, 1], [2], [2]),  # a relative difference of 2.5e-10
         ([4, 4 - 1e-7, 1], [2], [0, 1, 2]),
     ],
 )
 def test_filter(wanted: list[float], text: list[int], pseudocode: list[int]) -> None:
     options: dict[str, Any] = {"cold_start": "score", "sigma0_sq": 1.0, "error_floor": 0.0}
     updates = torch.stack([update_of_score(0.005 * score, options) for score in wanted])
-    for words, expected in (("text", text), ("pseudocode", pseudocode)):
-        outcome, _ = first_round(updates, doubles([0, 0, 0, 1])[0], FAR, filter=words, **options)
+    for option, expected in (("text", text), ("pseudocode", pseudocode)):
+        outcome, _ = first_round(updates, doubles([0, 0, 0, 1])[0], FAR, filter=option, **options)
         assert [200 * s for s in scores_of(outcome)] == pytest.approx(wanted, rel=1e-11)
         assert kept_by(outcome) == expected
         total = updates[expected].mean(dim=0) if expected else torch.zeros(4).double()
         assert torch.allclose(outcome.update, total, rtol=1e-12)
 
 
-def stay_by_groups(scores: Sequence[float], separation: float, spread: float) -> list[bool]:
-    """threshold=groups by its definition, every split tried."""
+def kept_by_groups(scores: Sequence[float], separation: float, spread: float) -> list[bool]:
+    """threshold=groups by its definition, trying every split."""
     logs = [math.log(max(score, 1e-10)) for score in scores]
     n, ordered = len(logs), sorted(logs)
 
@@ -284,25 +285,25 @@ def stay_by_groups(scores: Sequence[float], separation: float, spread: float) ->
 
 
 @pytest.mark.parametrize(
-    ("scores", "stay"),
+    ("scores", "kept"),
     [
-        # Logs 0 0 0 3 3: squares between 10.8 of 10.8. Two groups.
+        # Logs 0 0 0 3 3: sum of squares between groups 10.8 of 10.8. Two groups.
         ([1, 1.001, 0.999, 20, 20.001], [0, 1, 2]),
-        ([1, 1.001, 0.999, 1.9, 1.901], [0, 1, 2, 3, 4]),  # log 1.9 = .64: too near for two
-        # Logs 0 .2 .4 .6 .8 1: 1.4 of 1.75 between, adjusted 1 - .2 * 5 / 3 = .67; deviation .34.
+        ([1, 1.001, 0.999, 1.9, 1.901], [0, 1, 2, 3, 4]),  # log 1.9 = .64: too close for two groups
+        # Logs 0 .2 .4 .6 .8 1: between .54 of .7, adjusted 1 - .23 * 5 / 3 = .62; std .34.
         (list(np.exp(np.arange(6) / 5)), [0, 1, 2, 3, 4, 5]),
-        # Logs 0 1 2 3 4 5: the same five times as wide, deviation 1.7; mean e^5 (1.58) / 6 = 39.
+        # Logs 0 1 2 3 4 5: the same, five times as wide, std 1.7. Mean e^5 (1.58) / 6 = 39.
         (list(np.exp(np.arange(6))), [0, 1, 2, 3]),
-        ([1, 1.1, 50], [0, 1]),  # too few for groups, too wide for one: below the mean
+        ([1, 1.1, 50], [0, 1]),  # too few for two groups, too wide for one: below the mean
         ([1, 1.1, 1.2], [0, 1, 2]),
         ([5], [0]),
-        ([0, 2e-11, 5e-11, 1e-10, 1, 1.1], [0, 1, 2, 3]),  # below 1e-10 all count as 1e-10
+        ([0, 2e-11, 5e-11, 1e-10, 1, 1.1], [0, 1, 2, 3]),  # scores below 1e-10 count as 1e-10
     ],
 )
-def test_groups_by_hand(scores: list[float], stay: list[int]) -> None:
+def test_groups_by_hand(scores: list[float], kept: list[int]) -> None:
     found = outside_upper_group(doubles(scores)[0], 0.8, 0.7)
-    assert found.nonzero()[:, 0].tolist() == stay
-    assert stay_by_groups(scores, 0.8, 0.7) == found.tolist()
+    assert found.nonzero()[:, 0].tolist() == kept
+    assert kept_by_groups(scores, 0.8, 0.7) == found.tolist()
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
@@ -321,13 +322,13 @@ def test_groups_against_the_definition(
     logs = np.concatenate([rng.normal(-9, 0.5, n_low), rng.normal(-9 + apart, 0.5, n_high)])
     scores = np.exp(rng.permutation(logs))
     found = outside_upper_group(torch.tensor(scores), separation, spread)
-    assert found.tolist() == stay_by_groups(scores.tolist(), separation, spread)
-    louder = outside_upper_group(torch.tensor(1000 * scores), separation, spread)
-    assert torch.equal(louder, found)  # groups differ by a factor
+    assert found.tolist() == kept_by_groups(scores.tolist(), separation, spread)
+    scaled = outside_upper_group(torch.tensor(1000 * scores), separation, spread)
+    assert torch.equal(scaled, found)  # only ratios count
 
 
-def test_groups_are_those_of_scores_unlike_all_others() -> None:
-    """Two that tie are dropped, and are no group that others are compared with."""
+def test_groups_are_formed_by_unique_scores() -> None:
+    """Tied clients are rejected and do not form a group."""
     options = {"threshold": "groups", "sigma0_sq": 1.0, "error_floor": 0.0, "cold_start": "score"}
     wanted = [0.001, 0.001, 4, 4.1, 4.2, 4.3, 4.4]
     rows = [update_of_score(0.005 * score, options) for score in wanted]
@@ -335,7 +336,7 @@ def test_groups_are_those_of_scores_unlike_all_others() -> None:
     outcome, _ = first_round(torch.stack(rows), across, FAR, **options)
     assert kept_by(outcome) == [2, 3, 4, 5, 6]
     outcome, _ = first_round(torch.stack(rows[:2]), across, FAR, **options)
-    assert kept_by(outcome) == []  # nobody is left to form a group
+    assert kept_by(outcome) == []  # no client is left to form a group
     outcome, _ = first_round(torch.stack(rows), across, FAR, filter="pseudocode", **options)
     assert kept_by(outcome) == [2, 3, 4, 5, 6]
 
@@ -358,9 +359,9 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
 
 
 def federation(seed: int, p: int, n_rounds: int) -> tuple[Tensor, list[tuple[Any, ...]]]:
-    """The initial model, and of each round ids in any order, updates and the global model.
+    """The initial model, and for each round ids in random order, updates and the global model.
 
-    Clients come and go; some copy another, some send nothing, some shout.
+    Clients vary between rounds; some copy another one, some send zeros, some scale their update.
     """
     rng = np.random.default_rng(seed)
     size = rng.choice([1, 0.3, 0.05])
@@ -406,7 +407,7 @@ def assert_follows_the_definition(
     concentration: dict[int, float],
     dtype: torch.dtype,
 ) -> None:
-    """Up to the first round in which rounding could turn a decision."""
+    """Compare up to the first round in which rounding could change a decision."""
     initial, rounds = federation(seed, p, n_rounds)
     initial = initial.to(dtype)
     defense = BayBFed(**options)
@@ -448,8 +449,10 @@ def test_against_the_definition(
 
 @pytest.mark.parametrize("assign", ["max", "min"])
 @pytest.mark.parametrize("max_clusters", [1, 2])
-def test_a_client_whose_cluster_is_gone_opens_a_new_one(max_clusters: int, assign: str) -> None:
-    """Gone in the same pass, for one that a client before it opened."""
+def test_a_client_opens_a_new_cluster_if_its_own_was_dropped(
+    max_clusters: int, assign: str
+) -> None:
+    """Dropped in the same round, for a cluster that an earlier client opened."""
     options = {"max_clusters": max_clusters, "assign": assign}
     for seed in range(12):
         concentration = dict.fromkeys(IDS, 5.0)
@@ -458,8 +461,8 @@ def test_a_client_whose_cluster_is_gone_opens_a_new_one(max_clusters: int, assig
 
 @pytest.mark.parametrize("p", [*range(2, 10), 61, 400])
 @pytest.mark.parametrize("size", [0.3, 1e-2, 1e-4])
-def test_of_equal_clusters_the_first_takes_the_client(size: float, p: int) -> None:
-    """Clusters of the same mean and variance, opened by equal updates, diverge alike."""
+def test_a_client_joins_the_oldest_of_equal_clusters(size: float, p: int) -> None:
+    """Equal updates open clusters of equal mean and variance, hence of equal divergence."""
     global_params, initial = normal(p, seed=1), 0.3 * normal(p, seed=2)
     for n in range(2, 10):
         defense = BayBFed(sigma0_sq=0.25)
@@ -475,8 +478,8 @@ def test_of_equal_clusters_the_first_takes_the_client(size: float, p: int) -> No
 
 
 @pytest.mark.parametrize("cosine", ["distance", "angular", "similarity"])
-def test_along_the_global_model(cosine: str) -> None:
-    """Where rounding takes the cosine beyond 1."""
+def test_updates_parallel_to_the_global_model(cosine: str) -> None:
+    """Rounding may give them a cosine above 1."""
     for seed in range(30):
         global_params = normal(7, seed=seed)
         updates = doubles([0.1], [-0.3], [0.7], [1.1], [-1.3]) * global_params
@@ -488,7 +491,7 @@ def test_along_the_global_model(cosine: str) -> None:
 
 
 @pytest.mark.parametrize("bins", [2048, 16])
-def test_order_of_coordinates_is_irrelevant(bins: int) -> None:
+def test_order_of_coordinates_has_no_effect(bins: int) -> None:
     p, n = 60, 6
     initial, global_params = 0.3 * normal(p, seed=1), normal(p, seed=2)
     order = torch.randperm(p, generator=torch.Generator().manual_seed(3))
@@ -510,10 +513,10 @@ def test_order_of_coordinates_is_irrelevant(bins: int) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"cold_start": "score"}, {"persist": False}, {"max_clusters": 6}], ids=str
 )
-def test_scores_of_a_round_do_not_depend_on_who_comes_first(
+def test_scores_do_not_depend_on_the_order_of_clients(
     options: dict[str, Any], n_rounds_before: int
 ) -> None:
-    """Whichever id sends which update, with equal c: in a first round as in a later one."""
+    """With equal c, any assignment of updates to ids; in the first round and in a later one."""
     p, n = 20, 6
     initial, global_params = 0.3 * normal(p, seed=1), normal(p, seed=2)
     defense = BayBFed(**options)
@@ -532,7 +535,7 @@ def test_scores_of_a_round_do_not_depend_on_who_comes_first(
         assert scores_of(shuffled) == pytest.approx(expected, rel=1e-12)
 
 
-# A cold start: a round that finds no clusters.
+# Cold start: a round that starts without clusters.
 
 
 COLD: list[dict[str, Any]] = [
@@ -548,28 +551,31 @@ COLD: list[dict[str, Any]] = [
 
 
 def cold_federation(n: int = 6, p: int = 40) -> tuple[Tensor, Tensor, Tensor, dict[int, float]]:
-    """Updates, the global and the initial model, and c by id."""
+    """Updates, the global model, the initial model, and c by id."""
     concentration = {i: 1.0 + i for i in range(n)}
     return 0.3 * normal(n, p, seed=3), normal(p, seed=2), 0.3 * normal(p, seed=1), concentration
 
 
 @pytest.mark.parametrize("options", COLD, ids=str)
-def test_a_cold_start_scores_against_the_clusters_that_it_leaves(options: dict[str, Any]) -> None:
-    """As would the next round, were it the same and had nobody learnt anything."""
+def test_a_cold_start_scores_against_the_clusters_it_opens(options: dict[str, Any]) -> None:
+    """Same scores as a repetition of the round with the old posteriors."""
     updates, global_params, initial, concentration = cold_federation()
     defense = BayBFed(**options)
     before = start(defense, initial, concentration)
     view = view_of(global_params, initial, range(len(updates)))
     first, after = defense.aggregate(updates, before, view)
-    unlearnt = {**after, "posterior": start(defense, initial, concentration)["posterior"]}
-    again, _ = defense.aggregate(updates, unlearnt, view)
+    with_old_posteriors = {
+        **after,
+        "posterior": start(defense, initial, concentration)["posterior"],
+    }
+    again, _ = defense.aggregate(updates, with_old_posteriors, view)
     assert scores_of(first) == pytest.approx(scores_of(again), rel=1e-12)
     assert kept_by(first) == kept_by(again)
 
 
 @pytest.mark.parametrize("options", COLD, ids=str)
-def test_seats_change_the_scores_and_nothing_else(options: dict[str, Any]) -> None:
-    """Clusters, their numbers and the posteriors are those of a single pass, Eq. 1 applied once."""
+def test_seat_changes_only_the_scores(options: dict[str, Any]) -> None:
+    """Clusters, numbers and posteriors are those of a single pass; Eq. 1 is applied once."""
     updates, global_params, initial, concentration = cold_federation()
     n, p = updates.shape
     seat, after_seat = first_round(updates, global_params, initial, concentration, **options)
@@ -585,15 +591,15 @@ def test_seats_change_the_scores_and_nothing_else(options: dict[str, Any]) -> No
     for i, c in concentration.items():
         h = c / (c + p) * float(initial.mean()) + float(rows[i].mean()) / c
         assert after_seat["posterior"][i] == pytest.approx((c + p, h), rel=1e-9, abs=1e-12)
-    # The new cluster is compared with either way.
+    # Both variants compare with a new cluster.
     pairs = [*zip(scores_of(seat), scores_of(score), strict=True)]
     assert all(seated >= alone * (1 - 1e-12) for seated, alone in pairs)
     assert any(seated > alone * 1.01 for seated, alone in pairs)
 
 
 @pytest.mark.parametrize("options", COLD, ids=str)
-def test_everyone_of_a_cold_start_opens_a_cluster(options: dict[str, Any]) -> None:
-    """In order of id, whatever their rows; of more than max_clusters the first make room."""
+def test_every_client_of_a_cold_start_opens_a_cluster(options: dict[str, Any]) -> None:
+    """In order of id, independent of rows; above max_clusters the oldest are dropped."""
     updates, global_params, initial, concentration = cold_federation()
     n, ids = len(updates), [4, 1, 5, 0, 2, 3]
     defense = BayBFed(**options)
@@ -605,8 +611,8 @@ def test_everyone_of_a_cold_start_opens_a_cluster(options: dict[str, Any]) -> No
     assert state["clusters"][:, 3].tolist() == [*left]
     assert state["clusters"][:, 2].tolist() == [1] * len(left)
     unlimited = options | {"max_clusters": None}
-    _, all_of_them = first_round(updates, global_params, initial, concentration, **unlimited)
-    expected = all_of_them["clusters"][left.start :]
+    _, with_all = first_round(updates, global_params, initial, concentration, **unlimited)
+    expected = with_all["clusters"][left.start :]
     assert torch.allclose(state["clusters"], expected, rtol=1e-9, atol=1e-12)
     in_order, _ = first_round(updates, global_params, initial, concentration, **options)
     assert scores_of(outcome) == pytest.approx([scores_of(in_order)[i] for i in ids], rel=1e-9)
@@ -618,7 +624,7 @@ def test_everyone_of_a_cold_start_opens_a_cluster(options: dict[str, Any]) -> No
 def test_a_cold_start_against_the_definition(
     cold_start: str, persist: bool, max_clusters: int | None
 ) -> None:
-    """For any limit of clusters: three rounds, of which the oracle is sure."""
+    """Three rounds with any limit of clusters, in which no decision depends on rounding."""
     options = {"cold_start": cold_start, "persist": persist, "max_clusters": max_clusters}
     updates, global_params, initial, concentration = cold_federation(p=8)
     defense = BayBFed(**options)
@@ -635,8 +641,8 @@ def test_a_cold_start_against_the_definition(
 
 
 @pytest.mark.parametrize("options", COLD, ids=str)
-def test_a_round_that_finds_clusters_is_no_cold_start(options: dict[str, Any]) -> None:
-    """Whatever its number is, and also after a checkpoint; one that finds none always is."""
+def test_a_round_is_a_cold_start_only_without_clusters(options: dict[str, Any]) -> None:
+    """Independent of its index, and also after a checkpoint."""
     updates, global_params, initial, concentration = cold_federation()
     seat, score = BayBFed(**options), BayBFed(**options, cold_start="score")
     empty = start(seat, initial, concentration)
@@ -660,8 +666,8 @@ def test_a_round_that_finds_clusters_is_no_cold_start(options: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("cold_start", ["seat", "score"])
-def test_without_memory_each_round_is_a_cold_start(cold_start: str) -> None:
-    """It scores as would the first round of clients with the posteriors of now."""
+def test_without_persist_every_round_is_a_cold_start(cold_start: str) -> None:
+    """Same scores as a first round with the current posteriors."""
     updates, global_params, initial, concentration = cold_federation()
     defense = BayBFed(persist=False, cold_start=cold_start)
     n = len(updates)
@@ -676,32 +682,34 @@ def test_without_memory_each_round_is_a_cold_start(cold_start: str) -> None:
         assert kept_by(outcome) == kept_by(expected)
         assert state["clusters"][:, 2].tolist() == [1] * n
         seen.append(scores_of(outcome))
-    assert seen[0] != seen[1] != seen[2]  # for H has changed
+    assert seen[0] != seen[1] != seen[2]  # because H has changed
 
 
 @pytest.mark.parametrize(
     "options", [{"persist": False}, {"persist": False, "cold_start": "score"}], ids=str
 )
-def test_without_memory_equal_rounds_score_alike_if_p_is_uniform(options: dict[str, Any]) -> None:
-    """Then the posteriors, which do have a memory, change nothing."""
-    rounds = replayed(MODELS_1, GLOBAL_1, FAR, **options)
+def test_without_persist_equal_rounds_have_equal_scores_if_p_is_uniform(
+    options: dict[str, Any],
+) -> None:
+    """The posteriors, which persist, then have no effect."""
+    rounds = repeated(MODELS_1, GLOBAL_1, FAR, **options)
     first, *later = [next(rounds)[0] for _ in range(4)]
     for outcome in later:
         assert scores_of(outcome) == pytest.approx(scores_of(first), rel=1e-9)
         assert kept_by(outcome) == kept_by(first)
 
 
-def test_with_memory_the_second_round_scores_like_the_first_if_p_is_uniform() -> None:
-    """It finds the clusters by which the first one, a cold start, was scored."""
-    rounds = replayed(MODELS_1, GLOBAL_1, FAR)
+def test_with_persist_the_second_round_has_the_scores_of_the_first_if_p_is_uniform() -> None:
+    """It starts with the clusters that the first round, a cold start, was scored against."""
+    rounds = repeated(MODELS_1, GLOBAL_1, FAR)
     first, second = next(rounds)[0], next(rounds)[0]
     assert scores_of(second) == pytest.approx(scores_of(first), rel=1e-9)
     assert kept_by(second) == kept_by(first)
 
 
 @pytest.mark.parametrize("options", [{}, {"persist": False}, {"max_clusters": 1}], ids=str)
-def test_algorithm_1_seats_its_own_first_client(options: dict[str, Any]) -> None:
-    """With scoring=sequential cold_start has no effect."""
+def test_cold_start_has_no_effect_on_sequential_scoring(options: dict[str, Any]) -> None:
+    """Algorithm 1 always assigns its first client before scoring it."""
     updates, global_params, initial, concentration = cold_federation()
     seat, score = (
         BayBFed(scoring="sequential", cold_start=cold_start, **options)
@@ -718,10 +726,10 @@ def test_algorithm_1_seats_its_own_first_client(options: dict[str, Any]) -> None
         assert state["posterior"] == other_state["posterior"]
 
 
-def test_a_cold_start_of_one_client_keeps_none() -> None:
-    """It is scored against its own cluster and a new one; its score is the mean."""
+def test_a_cold_start_of_one_client_rejects_it() -> None:
+    """It is scored against its own cluster and a new one, and its score is the mean."""
     update = MODELS_1[:1] - GLOBAL_1
-    rounds = replayed(MODELS_1[:1], GLOBAL_1, INITIAL_1, persist=False)
+    rounds = repeated(MODELS_1[:1], GLOBAL_1, INITIAL_1, persist=False)
     oracle = Oracle(INITIAL_1.tolist(), same_c(1), persist=False)
     for _ in range(3):
         outcome, clusters = next(rounds)
@@ -735,12 +743,12 @@ def test_a_cold_start_of_one_client_keeps_none() -> None:
 
 @pytest.mark.parametrize("error_floor", [0.5, 0.0])
 @pytest.mark.parametrize(("n_zeros", "kept"), [(1, True), (2, False)])
-def test_a_cold_start_with_clients_that_send_nothing(
+def test_a_cold_start_with_clients_that_send_zeros(
     n_zeros: int, kept: bool, error_floor: float
 ) -> None:
-    """p and every q are uniform over a constant x: one of score 0 is kept, two are alike.
+    """p and q are uniform over a constant x, so the score is 0. One such client is kept, two tie.
 
-    Without a floor their clusters are spikes, at which all others score high.
+    Without a floor their clusters are spikes, and all other clients have high scores.
     """
     updates, global_params, initial, _ = cold_federation()
     updates[:n_zeros] = 0
@@ -765,7 +773,7 @@ def test_a_cold_start_with_clients_that_send_nothing(
 def test_a_cold_start_survives_hostile_rows(
     hostile: str, dtype: torch.dtype, bins: int, options: dict[str, Any]
 ) -> None:
-    """In each of two rounds, the clusters being forgotten between them."""
+    """In two rounds, without keeping clusters between them."""
     updates, global_params, initial, _ = cold_federation()
     if hostile == "huge":
         updates[2] = 3e38 * updates[2].sign()
@@ -793,9 +801,9 @@ def test_a_cold_start_survives_hostile_rows(
 
 @pytest.mark.parametrize("n", [2, 3, 10])
 @pytest.mark.parametrize("options", [{}, {"cold_start": "score"}, {"max_clusters": 2}], ids=str)
-def test_clients_all_alike_are_all_dropped(options: dict[str, Any], n: int) -> None:
-    """In a cold start and in the round after it."""
-    rounds = replayed(MODELS_1[2].expand(n, -1), GLOBAL_1, INITIAL_1, **options)
+def test_rejects_all_identical_clients(options: dict[str, Any], n: int) -> None:
+    """In a cold start and in the next round."""
+    rounds = repeated(MODELS_1[2].expand(n, -1), GLOBAL_1, INITIAL_1, **options)
     for _ in range(2):
         outcome, clusters = next(rounds)
         assert scores_of(outcome) == pytest.approx([scores_of(outcome)[0]] * n, rel=1e-12)
@@ -806,7 +814,7 @@ def test_clients_all_alike_are_all_dropped(options: dict[str, Any], n: int) -> N
         assert clusters.isfinite().all()
 
 
-def test_clients_alike_with_another_c_are_told_apart() -> None:
+def test_identical_clients_with_different_c_have_different_scores() -> None:
     updates = (MODELS_2[0] - GLOBAL_2).expand(3, -1)
     outcome, _ = first_round(updates, GLOBAL_2, INITIAL_2, {0: 1, 1: 5, 2: 9})
     assert len(set(scores_of(outcome))) == 3
@@ -816,8 +824,8 @@ def test_clients_alike_with_another_c_are_told_apart() -> None:
 @pytest.mark.parametrize("p", [1, 4, 40])
 @pytest.mark.parametrize("bins", [2048, 8])
 @pytest.mark.parametrize("initial", [0.0, 1.0], ids=["constant", "random"])
-def test_nothing_sent_is_no_divergence(p: int, bins: int, initial: float) -> None:
-    """x is 1 everywhere, so p and q are uniform; with a constant initial model too."""
+def test_zero_updates_have_no_divergence(p: int, bins: int, initial: float) -> None:
+    """x is 1 everywhere, so p and q are uniform, even with a constant initial model."""
     outcome, state = first_round(
         torch.zeros(3, p).double(), normal(p, seed=1), 0.5 + initial * normal(p, seed=2), bins=bins
     )
@@ -828,30 +836,30 @@ def test_nothing_sent_is_no_divergence(p: int, bins: int, initial: float) -> Non
 
 
 @pytest.mark.parametrize("base", [0.0, 1e3, 1e20, -1e30])
-def test_p_is_uniform_whatever_the_base_measure(base: float) -> None:
-    """With the initial model far away g is H at every coordinate."""
+def test_the_base_measure_does_not_affect_a_uniform_p(base: float) -> None:
+    """With a distant initial model, g is H at every coordinate."""
     updates = MODELS_1 - GLOBAL_1
     defense = BayBFed()
     state = defense.init()
-    for who in range(3):
-        state["posterior"][who] = (5.0, base)
+    for client_id in range(3):
+        state["posterior"][client_id] = (5.0, base)
     outcome, _ = defense.aggregate(updates, state, view_of(GLOBAL_1, FAR, range(3)))
     expected, _ = first_round(updates, GLOBAL_1, FAR)
     assert scores_of(outcome) == pytest.approx(scores_of(expected), rel=1e-9)
 
 
-def test_one_client_alone_is_not_below_its_mean() -> None:
+def test_rejects_a_single_client() -> None:
     for updates in (MODELS_1[:1] - GLOBAL_1, torch.zeros(1, 4).double()):
         outcome, _ = first_round(updates, GLOBAL_1, INITIAL_1)
         assert kept_by(outcome) == []
         assert outcome.update.tolist() == [0] * 4
 
 
-# Many coordinates: the exact scores are those of every coordinate.
+# Many coordinates: histograms against the exact scores.
 
 
 def heavy_tailed(n: int, p: int, seed: int) -> np.ndarray:
-    """As training leaves them: a common part and each its own, a third of the weights untouched."""
+    """Like trained updates: a common and an individual part, and 30 % of the weights unchanged."""
     rng = np.random.default_rng(seed)
     updates = 0.004 * (rng.standard_t(3, p) + rng.standard_t(3, (n, p)))
     updates[:, rng.random(p) < 0.3] = 0
@@ -862,14 +870,14 @@ def heavy_tailed(n: int, p: int, seed: int) -> np.ndarray:
 def worst_error(
     rounds: Sequence[np.ndarray], spread: float, dtype: torch.dtype, **options: Any
 ) -> float:
-    """The largest difference of a score to the exact one. Decisions and clusters must agree."""
+    """Largest error of a score. Decisions and clusters must agree exactly."""
     rng = np.random.default_rng(99)
     n, p = rounds[0].shape
     initial = torch.tensor(spread * rng.standard_normal(p), dtype=dtype)
     global_params = torch.tensor(0.05 * rng.standard_normal(p) + 0.005, dtype=dtype)
     concentration = {i: 1.0 + rng.poisson(5) for i in range(n)}
     exact_options = {name: value for name, value in options.items() if name != "bins"}
-    oracle = Vectorised(initial.tolist(), concentration, **exact_options)
+    oracle = VectorizedOracle(initial.tolist(), concentration, **exact_options)
     defense = BayBFed(**options)
     state = start(defense, initial, concentration)
     errors = []
@@ -885,15 +893,15 @@ def worst_error(
     return max(errors)
 
 
-@pytest.mark.parametrize("spread", [0.02, 0.5])  # p uniform, p not
+@pytest.mark.parametrize("spread", [0.02, 0.5])  # p uniform, p not uniform
 @pytest.mark.parametrize("options", [{}, {"weights": "model", "cosine": "similarity"}], ids=str)
-def test_many_coordinates_against_all_of_them(options: dict[str, str], spread: float) -> None:
+def test_histograms_of_many_coordinates(options: dict[str, str], spread: float) -> None:
     rounds = [heavy_tailed(8, 20_000, seed) for seed in (1, 2)]
     assert worst_error(rounds, spread, torch.float32, **options) < 5e-4
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.5])
-def test_one_coordinate_far_beyond_all_others(spread: float) -> None:
+def test_histograms_with_one_huge_coordinate(spread: float) -> None:
     rounds = [heavy_tailed(8, 20_000, seed) for seed in (3, 4)]
     for rows in rounds:
         rows[5, 123] = 1e4 * np.abs(rows[5]).max()
@@ -901,7 +909,7 @@ def test_one_coordinate_far_beyond_all_others(spread: float) -> None:
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.5])
-def test_two_values_far_apart(spread: float) -> None:
+def test_histograms_of_two_distant_values(spread: float) -> None:
     rng = np.random.default_rng(0)
     rounds = [
         rng.uniform(-0.5, 0.5, (5, 1)) + (rng.random((5, 3000)) < rng.uniform(0.1, 0.9, (5, 1)))
@@ -913,22 +921,22 @@ def test_two_values_far_apart(spread: float) -> None:
 @pytest.mark.parametrize("cold_start", ["seat", "score"])
 @pytest.mark.parametrize("cosine", ["distance", "angular"])
 def test_models_are_scored_on_every_coordinate(cosine: str, cold_start: str) -> None:
-    """There p sits on few of them."""
+    """Because p sits on few of them."""
     rounds = [heavy_tailed(6, 2500, seed=5)]
     options = {"weights": "model", "cosine": cosine, "cold_start": cold_start, "bins": 64}
     assert worst_error(rounds, 0.05, torch.float64, **options) < 1e-9
 
 
-# The claim of the paper in miniature, and its limits.
+# The paper's claim in miniature, and its limits.
 
 
 def campaign(
     seed: int, n_malicious: int, cosine: float, norm: float, n_rounds: int = 3, **options: Any
 ) -> list[Aggregate]:
-    """What the rounds, of which the first is a cold start, make of malicious and honest clients.
+    """Outcomes of rounds with malicious clients first; round 0 is a cold start.
 
-    Honest updates have norm 1 and cosine -.1 to the global model, each within a few percent, and a
-    direction in common; malicious ones another direction and the norm and cosine given.
+    Honest updates have norm 1 and cosine -.1 to the global model, both within a few percent, and a
+    common direction. Malicious updates have another direction and the given norm and cosine.
     """
     n, p = 20, 100
     rng = np.random.default_rng(seed)
@@ -961,7 +969,7 @@ def campaign(
 
 
 def kept_shares(outcomes: Sequence[Aggregate], n_malicious: int) -> tuple[float, float]:
-    """Of the malicious clients, who come first, and of the honest ones, over all rounds."""
+    """Share of malicious and of honest clients that were kept, over all rounds."""
     kept = np.array([outcome.accepted for outcome in outcomes])  # [rounds, N]
     malicious, honest = kept[:, :n_malicious], kept[:, n_malicious:]
     return malicious.sum() / max(malicious.size, 1), honest.mean()
@@ -971,14 +979,14 @@ def kept_shares(outcomes: Sequence[Aggregate], n_malicious: int) -> tuple[float,
 @pytest.mark.parametrize(
     ("cosine", "n_malicious"), [(0.3, 4), (-0.1, 4), (-0.4, 4), (0.3, 6), (-0.4, 8)]
 )
-def test_scaled_updates_are_rejected(cosine: float, n_malicious: int, seed: int) -> None:
+def test_rejects_scaled_updates(cosine: float, n_malicious: int, seed: int) -> None:
     """From the first round on."""
     outcomes = campaign(seed, n_malicious, cosine, norm=3)
     assert kept_shares(outcomes, n_malicious) == (0, 1)
 
 
-def test_many_attackers_are_ranked_but_some_pass_below_the_mean() -> None:
-    """8 of 20, all as far from the global model as the honest: the mean is between their scores."""
+def test_some_of_many_attackers_are_below_the_mean() -> None:
+    """8 of 20, with the honest cosine: all score above honest clients, some below the mean."""
     outcomes = [outcome for seed in range(8) for outcome in campaign(seed, 8, -0.1, norm=3)]
     for outcome in outcomes:
         scores = scores_of(outcome)
@@ -988,24 +996,24 @@ def test_many_attackers_are_ranked_but_some_pass_below_the_mean() -> None:
     assert honest_kept == 1
 
 
-def test_groups_are_told_apart_where_the_mean_is_between_scores_of_attackers() -> None:
+def test_groups_reject_all_attackers_where_the_mean_does_not() -> None:
     for seed in range(8):
         assert kept_shares(campaign(seed, 8, -0.1, 3, threshold="groups"), 8) == (0, 1)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_groups_keep_everybody_without_an_attack(seed: int) -> None:
+def test_groups_keep_all_clients_without_an_attack(seed: int) -> None:
     assert kept_shares(campaign(seed, 0, 0, 1, threshold="groups"), 0) == (0, 1)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_without_an_attack_honest_clients_are_rejected(seed: int) -> None:
-    """Someone is always above the mean."""
+def test_the_mean_rejects_honest_clients_without_an_attack(seed: int) -> None:
+    """Some scores are always above the mean."""
     _, honest_kept = kept_shares(campaign(seed, 0, 0, 1), 0)
     assert 0.3 < honest_kept < 0.7
 
 
-def test_an_attacker_of_honest_norm_and_cosine_is_kept_like_anyone() -> None:
+def test_keeps_attackers_with_honest_norm_and_cosine_as_often_as_honest_clients() -> None:
     outcomes = [outcome for seed in range(8) for outcome in campaign(seed, 6, -0.1, 1)]
     malicious_kept, honest_kept = kept_shares(outcomes, 6)
     assert malicious_kept > 0.3
@@ -1013,15 +1021,15 @@ def test_an_attacker_of_honest_norm_and_cosine_is_kept_like_anyone() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_attacker_along_the_global_model_replaces_the_honest(seed: int) -> None:
-    """Of honest norm but closer to the global model than they are: less suspicious than they."""
+def test_keeps_attackers_close_to_the_global_model_instead_of_honest_clients(seed: int) -> None:
+    """With an honest norm and a larger cosine to G, attackers have the lowest scores."""
     malicious_kept, honest_kept = kept_shares(campaign(seed, 4, 0.3, 1), 4)
     assert malicious_kept == 1
     assert honest_kept < 0.1
 
 
 def with_a_decoy(decoy: bool, **options: Any) -> list[tuple[int, int]]:
-    """How many of 6 malicious and 24 honest clients each round keeps; attacks from round 3."""
+    """Number of the 6 malicious and 24 honest clients kept in each round; attack from round 3."""
     n, p = 30, 3000
     rng = torch.Generator().manual_seed(0)
     global_params = 0.05 * torch.randn(p, generator=rng) + 0.01
@@ -1042,10 +1050,8 @@ def with_a_decoy(decoy: bool, **options: Any) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("threshold", ["mean", "groups"])
-def test_a_sacrificed_client_lets_accomplices_in_and_then_keeps_the_honest_out(
-    threshold: str,
-) -> None:
-    """It lifts the mean and is a group of its own; along the global model it has no error."""
+def test_a_decoy_admits_its_accomplices_and_then_excludes_honest_clients(threshold: str) -> None:
+    """It raises the mean and forms its own group. Parallel to G it has no error: a spike."""
     assert with_a_decoy(False, threshold=threshold)[3:] == [(0, 24)] * 4
     first, *later = with_a_decoy(True, threshold=threshold)[3:]
     assert first == (5, 24)
@@ -1054,7 +1060,7 @@ def test_a_sacrificed_client_lets_accomplices_in_and_then_keeps_the_honest_out(
 
 @pytest.mark.parametrize("value", [1e-45, 1e-42, 1e-38, 1e30, 3e38])
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_bins_of_the_smallest_and_largest_numbers(value: float, everywhere: bool) -> None:
+def test_histograms_of_the_smallest_and_largest_numbers(value: float, everywhere: bool) -> None:
     updates = 0.1 * torch.randn(6, 5000, generator=torch.Generator().manual_seed(1))
     updates[2] = 0
     updates[2, None if everywhere else 7] = value
@@ -1072,8 +1078,8 @@ def test_bins_of_the_smallest_and_largest_numbers(value: float, everywhere: bool
 
 
 def drawn(ids: Sequence[int], seed: int, **options: Any) -> tuple[dict[int, float], Any]:
-    """c of new clients, by what it makes of H: of zeros, H = c / (c + 2) * 2. And the state."""
-    defense = BayBFed(cold_start="score", **options)  # faster, for hundreds of clients
+    """c of new clients, inferred from H = c / (c + 2) * 2 for zero updates, and the state."""
+    defense = BayBFed(cold_start="score", **options)  # faster with hundreds of clients
     initial = torch.tensor([1.0, 3.0])
     view = view_of(torch.ones(2), initial, ids, seed=seed)
     outcome, state = defense.aggregate(torch.zeros(len(ids), 2), defense.init(), view)
@@ -1092,14 +1098,14 @@ def test_concentration_is_poisson_and_at_least_one() -> None:
         assert (whole == k).mean() == pytest.approx(share, abs=tolerance)
 
 
-def test_concentration_follows_its_setting() -> None:
+def test_concentration_follows_the_setting() -> None:
     found = np.array([*drawn(range(250), 0, c=50.0)[0].values()])
     assert found.mean() == pytest.approx(50, abs=4.5 * math.sqrt(50 / 250))
     assert found.var() == pytest.approx(50, rel=0.5)
     assert set(np.round([*drawn(range(250), 0, c=1e-3)[0].values()])) == {1}
 
 
-def test_concentration_depends_on_seed_and_id_alone() -> None:
+def test_concentration_depends_only_on_seed_and_id() -> None:
     ids = [3, 7, 0, 42, 11, 5, 100, 2]
     first = drawn(ids, 1)[0]
     torch.manual_seed(123)
@@ -1112,22 +1118,22 @@ def test_concentration_depends_on_seed_and_id_alone() -> None:
 
 
 def test_base_measure_follows_equation_1() -> None:
-    """By id: clients change their place, one is away for a round and one comes late."""
+    """By id: clients change rows, and one misses a round."""
     length, mu_p = 2, 2.0
     concentration, state = drawn([4, 1, 9, 6], seed=3)
-    posterior = {who: (c + length, c / (c + length) * mu_p) for who, c in concentration.items()}
+    posterior = {i: (c + length, c / (c + length) * mu_p) for i, c in concentration.items()}
     for index, ids in enumerate([(9, 4, 6), (1, 6, 9, 4), (6, 1, 9, 4)], start=1):
         updates = normal(len(ids), length, seed=index)
         view = view_of(torch.ones(2), torch.tensor([1.0, 3.0]), ids, index, seed=50 + index)
         outcome, state = BayBFed().aggregate(updates, state, view)
-        for i, who in enumerate(ids):
-            c, h = posterior[who]
-            h = c / (c + length) * h + float(updates[i].mean()) / c
-            posterior[who] = (c + length, h)
-            assert float(outcome.details["base_measure"][i]) == pytest.approx(h, rel=1e-12)
+        for row, i in enumerate(ids):
+            c, h = posterior[i]
+            h = c / (c + length) * h + float(updates[row].mean()) / c
+            posterior[i] = (c + length, h)
+            assert float(outcome.details["base_measure"][row]) == pytest.approx(h, rel=1e-12)
 
 
-def test_nothing_is_drawn_for_clients_seen_before() -> None:
+def test_draws_nothing_for_known_clients() -> None:
     ids = [4, 1, 9, 6]
     _, state = drawn(ids, seed=3)
     updates = normal(4, 2, seed=0)
@@ -1144,7 +1150,7 @@ def test_nothing_is_drawn_for_clients_seen_before() -> None:
 @pytest.mark.parametrize("scoring", ["round", "sequential"])
 @pytest.mark.parametrize("max_clusters", [None, 3])
 def test_a_cluster_keeps_its_number(scoring: str, max_clusters: int | None) -> None:
-    """Members of a cluster are counted in it; numbers rise with age and are not used twice."""
+    """n counts the members; numbers grow with each new cluster and are not reused."""
     p, n = 12, 5
     initial, global_params = 0.5 * normal(p, seed=1), normal(p, seed=2)
     defense = BayBFed(scoring=scoring, max_clusters=max_clusters)
@@ -1186,7 +1192,7 @@ def test_state_survives_a_checkpoint(options: dict[str, Any]) -> None:
         assert torch.equal(restored["clusters"], kept["clusters"])
 
 
-# Hostile rows and wrong settings.
+# Hostile rows and invalid settings.
 
 
 @pytest.mark.parametrize("size", [1e30, 3e38])
@@ -1204,7 +1210,7 @@ def test_state_survives_a_checkpoint(options: dict[str, Any]) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_huge_row_is_survived(
+def test_survives_a_huge_row(
     size: float, bins: int, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     p, n = 60, 6
@@ -1262,7 +1268,7 @@ def test_a_huge_row_is_survived(
         ("bins", 0),
     ],
 )
-def test_wrong_settings_are_refused(name: str, value: Any) -> None:
+def test_rejects_invalid_settings(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{name} must be .+, got {re.escape(str(value))}$"):
         BayBFed(**{name: value})
 
@@ -1279,7 +1285,7 @@ def test_wrong_settings_are_refused(name: str, value: Any) -> None:
         ("threshold", "groups"),
     ],
 )
-def test_settings_at_their_limits_work(name: str, value: Any) -> None:
+def test_accepts_settings_at_their_limits(name: str, value: Any) -> None:
     defense = BayBFed(**{name: value})
     view = view_of(GLOBAL_2, INITIAL_2, range(3))
     outcome, _ = defense.aggregate(MODELS_2 - GLOBAL_2, defense.init(), view)

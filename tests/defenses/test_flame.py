@@ -162,8 +162,8 @@ def test_by_hand() -> None:
     assert outcome.update.tolist() == pytest.approx([2 / 3, 1 / 3])
     assert outcome.weights.tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3, 0])
     # Without the third, 3 of 4 are needed: the same ones. Norms 0, 1, 4, 2: S = (1 + 2) / 2.
-    # The update is the mean of (0, 0), (0, 1), (1.5, 0). The last client, with model (-1, 0), joins at
-    # 1 + 1/sqrt 2 from (1, 1).
+    # The update is the mean of (0, 0), (0, 1), (1.5, 0). Model (-1, 0) joins last, at 1 + 1/sqrt 2
+    # from (1, 1).
     outcome = flame(rows[[0, 1, 3, 4]], start)
     assert kept_by(outcome) == [0, 1, 2]
     assert scores_of(outcome) == pytest.approx([0.292893, 0.292893, 0.292893, 1.707107])
