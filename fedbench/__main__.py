@@ -1,4 +1,4 @@
-"""python -m fedbench: compose, run, and nothing else."""
+"""python -m fedbench: compose the configuration and run it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def compose_and_run(composed: DictConfig) -> None:
     try:
         run(RunConfig.from_hydra(composed))
     except Exception as error:
-        _tell(error)
+        _report(error)
 
 
-def _tell(error: Exception) -> None:
-    """A user's mistake is told in one line; anything else is a bug and keeps its traceback.
+def _report(error: Exception) -> None:
+    """Print a user error in one line; any other error is a bug and keeps its traceback.
 
-    A run that fails ends the program with an error, but in a sweep the other runs go on.
+    A failed run exits with an error, unless it belongs to a sweep: then the other runs go on.
     """
     line = one_line(error)
     if line is None or os.environ.get("FEDBENCH_TRACEBACK") == "1":
@@ -42,7 +42,7 @@ def _tell(error: Exception) -> None:
 
 def main() -> None:
     register_schema()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra tells mistakes itself, in many lines
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints user errors itself, in many lines
     try:
         compose_and_run()
     except KeyboardInterrupt:
@@ -51,15 +51,15 @@ def main() -> None:
         from fedbench.sweep.callback import SweepCallback
 
         error = UserError(
-            "a process of the sweep was killed, perhaps for want of memory: "
-            "hydra.launcher.n_jobs=1 takes less; the same command resumes the runs"
+            "a process of the sweep was killed, perhaps because memory ran out; "
+            "the same command resumes the runs, hydra.launcher.n_jobs=1 needs less memory"
         )
         SweepCallback.fail(error)
-        _tell(error)
-    except ValueError as error:  # so Hydra tells a few mistakes, such as `defense=null`
-        _tell(UserError(f"{error}, in {' '.join(sys.argv[1:])}"))
+        _report(error)
+    except ValueError as error:  # Hydra raises it for a few user errors, such as `defense=null`
+        _report(UserError(f"{error}, in {' '.join(sys.argv[1:])}"))
     except Exception as error:
-        _tell(error)
+        _report(error)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Mistakes a user can mend: told in one line, without a traceback."""
+"""User errors: printed in one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 
 class UserError(Exception):
-    """Raised where the user can act; the message names the value and what would be right."""
+    """An error the user can fix; the message names the value and what is allowed."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean krum? (known: fedavg, krum, median)`: the tail of an error about a name."""
+    """Return the end of an error about a name: `; did you mean krum? (known: fedavg, krum)`."""
     options = sorted(known)
     close = difflib.get_close_matches(name, options, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"; {hint}(known: {', '.join(options) or 'none'})"
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{hint} (known: {', '.join(options) or 'none'})"
 
 
 def one_line(error: BaseException) -> str | None:
-    """What the user did wrong, in one line; None if the error is not a user's mistake."""
+    """Return the message of a user error in one line, None for any other error."""
     cause = error.__cause__ if isinstance(error, HydraException) else error
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
@@ -42,5 +42,5 @@ def one_line(error: BaseException) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """OmegaConf puts the reason on the first line, and its own bookkeeping below."""
+    """Return the first line: OmegaConf puts the reason there and its internals below."""
     return str(error).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""A name to a plugin class: found by file name, by entry point, or in the harness's own modules."""
+"""Registry: plugin classes by name, found by file name, by entry point or in a given module."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ C = TypeVar("C", bound=type)
 
 
 class Registry(Generic[T]):
-    """Plugins of one kind, imported only when asked for.
+    """Plugins of one kind, each imported on first use.
 
-    `homes` are where the kind lives: a package with one module a plugin (`fedbench.defenses`), or
-    modules that hold several each (`fedbench.models`). Packages out of tree add theirs with an
-    entry point in the group `fedbench.<kind>s`.
+    `homes` are the places to look: a package with one module per plugin (`fedbench.defenses`) or
+    modules with several plugins each (`fedbench.models`). Other distributions add plugins through
+    entry points in the group `fedbench.<kind>s`.
     """
 
     def __init__(self, kind: str, *homes: str) -> None:
@@ -32,6 +32,8 @@ class Registry(Generic[T]):
         self._classes: dict[str, type[T]] = {}
 
     def register(self, name: str) -> Callable[[C], C]:
+        """Return a class decorator that registers a plugin under `name`."""
+
         def add(cls: C) -> C:
             known = self._classes.get(name)
             if known is not None and (known.__module__, known.__qualname__) != (
@@ -45,15 +47,16 @@ class Registry(Generic[T]):
         return add
 
     def names(self) -> list[str]:
-        """Every name that `get` knows, without importing the plugins in a package."""
+        """Return every name that `get` accepts, without importing the plugins of a package."""
         names = {*self._files(), *self._classes, *self._entry_points()}
         return sorted(name for name in names if not name.startswith("_"))
 
     def get(self, name: str) -> type[T]:
+        """Return the plugin class registered under `name`, importing it if necessary."""
         if name in self._classes:
             return self._classes[name]
         files, points = self._files(), self._entry_points()
-        if name in self._classes:  # of a module that was not imported before
+        if name in self._classes:  # `_files` imported its module
             return self._classes[name]
         if name in files:
             where = files[name]
@@ -68,16 +71,16 @@ class Registry(Generic[T]):
         return self._classes[name]
 
     def build(self, settings: Mapping[str, Any]) -> T:
-        """The plugin that `settings` describes: `name`, and its dataclass fields as the other keys.
+        """Build a plugin from its `name` and its dataclass fields.
 
-        Every mistake, of name, key, type or range, is a UserError that names the value.
+        A wrong name, key, type or range is a UserError that names the value.
         """
         fields = dict(settings)
         name = fields.pop("name", None)
         if name is None:
             raise UserError(f"{self.kind} has no name{nearest('', self.names())}")
         if not isinstance(name, str):
-            raise UserError(f"{self.kind}.name={name}: must be a word{nearest('', self.names())}")
+            raise UserError(f"{self.kind}.name={name}: must be a name{nearest('', self.names())}")
         cls = self.get(name)
         known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         for key in fields:
@@ -87,7 +90,7 @@ class Registry(Generic[T]):
                 )
         built = OmegaConf.structured(cls)
         OmegaConf.set_readonly(built, False)
-        for key, value in fields.items():  # one at a time: errors name the innermost key only
+        for key, value in fields.items():  # one at a time: errors name only the innermost key
             try:
                 built = OmegaConf.merge(built, {key: value})
                 OmegaConf.to_container(built, resolve=True)
@@ -99,7 +102,7 @@ class Registry(Generic[T]):
             raise UserError(f"{self.kind} {name}: {error}") from error
 
     def _files(self) -> dict[str, str]:
-        """Plugins that are a module of their own -> where it is; imports the homes."""
+        """Import the homes; return the modules that hold one plugin each, by plugin name."""
         found: dict[str, str] = {}
         for home in self.homes:
             path = getattr(importlib.import_module(home), "__path__", [])

@@ -1,4 +1,4 @@
-"""Randomness by purpose: a draw depends on what it is for, never on what was drawn before it."""
+"""Random generators by purpose: a draw depends on its purpose, never on earlier draws."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 
 
 def derive(seed: int, purpose: str, *keys: int) -> int:
-    """A 63-bit seed for (seed, purpose, round, client, ...)."""
+    """Return a 63-bit seed for (seed, purpose, round, client, ...)."""
     text = "/".join([str(seed), purpose, *map(str, keys)])
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def generator(seed: int, purpose: str, *keys: int) -> torch.Generator:
-    """A CPU generator for one purpose: selection, batches, poisoning, noise, ...
+    """Return a CPU generator for one purpose: selection, batches, poisoning, noise, ...
 
-    Two runs that share the seed share every such draw, whatever the number of processes, the order
+    Runs with the same seed make the same draws, regardless of the number of processes, the order
     of the clients or the defense.
     """
     return torch.Generator().manual_seed(derive(seed, purpose, *keys))
 
 
 def numpy_generator(seed: int, purpose: str, *keys: int) -> np.random.Generator:
-    """The same for numpy's draws."""
+    """Return a numpy generator for one purpose."""
     return np.random.default_rng(derive(seed, purpose, *keys))

@@ -1,4 +1,4 @@
-"""fedbench.registry: plugins by name, imported late; every mistake told in one line."""
+"""Registry: plugins by name, imported on first use; every user error is one line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Sieve:
 
 @pytest.fixture
 def sieves() -> Registry[Any]:
-    """A registry whose home is a module: this one."""
+    """Return a registry whose home is a module: this one."""
     registry: Registry[Any] = Registry("sieve", __name__)
     registry.register("fine")(Sieve)
     return registry
@@ -48,7 +48,7 @@ def sieves() -> Registry[Any]:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Puts a file where Python looks for modules and distributions."""
+    """Write files where Python looks for modules and distributions."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(path: str, text: str) -> None:
@@ -64,7 +64,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 @pytest.fixture
 def shelf(write: Write) -> Registry[Any]:
-    """A registry whose home is a package of three files, one of them a helper."""
+    """Return a registry whose home is a package of three files, one of them a helper."""
     write("shelf/__init__.py", "from fedbench.registry import Registry\nSHELF = None\n")
     for name in ("jar", "bowl"):
         write(
@@ -75,14 +75,14 @@ def shelf(write: Write) -> Registry[Any]:
             f"class {name.title()}:\n"
             "    size: int = 1\n",
         )
-    write("shelf/_helper.py", "raise RuntimeError('a helper is no plugin')\n")
+    write("shelf/_helper.py", "raise RuntimeError('a helper is not a plugin')\n")
     registry: Registry[Any] = Registry("vessel", "shelf")
     importlib.import_module("shelf").SHELF = registry  # type: ignore[attr-defined]
     return registry
 
 
 def distribution(write: Write, kind: str, name: str, text: str, package: str = "outside") -> None:
-    """Installs `package`.py, with an entry point that says it holds `name`."""
+    """Install `package`.py with an entry point for the plugin `name`."""
     write(f"{package}.py", text)
     write(f"{package}-1.0.dist-info/METADATA", f"Name: {package}\nVersion: 1.0\n")
     write(
@@ -105,13 +105,13 @@ def defense_source(name: str) -> str:
 
 @pytest.fixture
 def defenses(monkeypatch: pytest.MonkeyPatch) -> Registry[Any]:
-    """The real registry; what a test registers is forgotten afterwards."""
+    """Return the real registry; plugins registered by a test are removed afterwards."""
     monkeypatch.setattr(DEFENSES, "_classes", dict(DEFENSES._classes))
     return DEFENSES
 
 
-def told(build: Callable[[], object]) -> str:
-    """The message of the UserError, which must be one line."""
+def error_of(build: Callable[[], object]) -> str:
+    """Return the message of the UserError, which must be one line."""
     with pytest.raises(UserError) as caught:
         build()
     message = str(caught.value)
@@ -119,7 +119,7 @@ def told(build: Callable[[], object]) -> str:
     return message
 
 
-def test_a_file_is_imported_only_when_asked_for(shelf: Registry[Any]) -> None:
+def test_a_plugin_is_imported_on_first_use(shelf: Registry[Any]) -> None:
     assert shelf.names() == ["bowl", "jar"]
     assert "shelf.jar" not in sys.modules
     assert shelf.get("jar").__name__ == "Jar"
@@ -129,7 +129,7 @@ def test_a_file_is_imported_only_when_asked_for(shelf: Registry[Any]) -> None:
     assert shelf.names() == ["bowl", "jar"]
 
 
-def test_no_defense_or_attack_is_imported_by_the_harness() -> None:
+def test_importing_fedbench_imports_no_defense_or_attack() -> None:
     code = (
         "import sys\n"
         "import fedbench.run\n"
@@ -147,32 +147,34 @@ def test_no_defense_or_attack_is_imported_by_the_harness() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
 
 
-def test_a_helper_beside_the_plugins_is_no_plugin(shelf: Registry[Any]) -> None:
-    assert "'_helper'" in told(lambda: shelf.get("_helper"))
+def test_a_helper_module_is_not_a_plugin(shelf: Registry[Any]) -> None:
+    assert "'_helper'" in error_of(lambda: shelf.get("_helper"))
 
 
 def test_an_unknown_name_suggests_the_nearest(shelf: Registry[Any]) -> None:
-    assert told(lambda: shelf.build({"name": "jarr"})) == (
+    assert error_of(lambda: shelf.build({"name": "jarr"})) == (
         "no vessel is called 'jarr'; did you mean jar? (known: bowl, jar)"
     )
-    assert told(lambda: shelf.get("kettle")) == "no vessel is called 'kettle'; (known: bowl, jar)"
-    assert "did you mean krum?" in told(lambda: DEFENSES.build({"name": "Krum"}))
-    assert "did you mean mlp?" in told(lambda: MODELS.build({"name": "mpl"}))
+    assert (
+        error_of(lambda: shelf.get("kettle")) == "no vessel is called 'kettle' (known: bowl, jar)"
+    )
+    assert "did you mean krum?" in error_of(lambda: DEFENSES.build({"name": "Krum"}))
+    assert "did you mean mlp?" in error_of(lambda: MODELS.build({"name": "mpl"}))
 
 
 @pytest.mark.parametrize("name", ["", "../krum", "krum.py", "__init__", "a.b"])
-def test_no_path_is_a_name(name: str) -> None:
-    assert repr(name) in told(lambda: DEFENSES.build({"name": name}))
+def test_a_path_is_not_a_name(name: str) -> None:
+    assert repr(name) in error_of(lambda: DEFENSES.build({"name": name}))
 
 
-def test_a_name_is_needed() -> None:
-    assert "defense has no name" in told(lambda: DEFENSES.build({}))
-    assert "defense has no name" in told(lambda: DEFENSES.build({"name": None}))
+def test_a_name_is_required() -> None:
+    assert "defense has no name" in error_of(lambda: DEFENSES.build({}))
+    assert "defense has no name" in error_of(lambda: DEFENSES.build({"name": None}))
 
 
 @pytest.mark.parametrize("name", [3, True, ["krum"], {"krum": 1}])
-def test_a_name_is_a_word(name: object) -> None:
-    assert str(name) in told(lambda: DEFENSES.build({"name": name}))
+def test_a_name_is_a_string(name: object) -> None:
+    assert str(name) in error_of(lambda: DEFENSES.build({"name": name}))
 
 
 def test_settings_reach_the_plugin(sieves: Registry[Any]) -> None:
@@ -185,16 +187,16 @@ def test_settings_reach_the_plugin(sieves: Registry[Any]) -> None:
     assert isinstance(built.width, float)
 
 
-def test_the_mapping_given_is_kept(sieves: Registry[Any]) -> None:
+def test_build_does_not_change_its_argument(sieves: Registry[Any]) -> None:
     settings = {"name": "fine", "holes": 2}
     sieves.build(settings)
     assert settings == {"name": "fine", "holes": 2}
 
 
 def test_an_unknown_setting_suggests_the_nearest(sieves: Registry[Any]) -> None:
-    message = told(lambda: sieves.build({"name": "fine", "hole": 2}))
+    message = error_of(lambda: sieves.build({"name": "fine", "hole": 2}))
     assert message.startswith("sieve fine has no setting 'hole'; did you mean holes? (known: ")
-    assert "(known: f, m)" in told(lambda: DEFENSES.build({"name": "krum", "zz": 1}))
+    assert "(known: f, m)" in error_of(lambda: DEFENSES.build({"name": "krum", "zz": 1}))
 
 
 @pytest.mark.parametrize(
@@ -210,8 +212,8 @@ def test_an_unknown_setting_suggests_the_nearest(sieves: Registry[Any]) -> None:
         ("limit", "none"),
     ],
 )
-def test_a_wrong_type_is_told(sieves: Registry[Any], key: str, value: object) -> None:
-    message = told(lambda: sieves.build({"name": "fine", key: value}))
+def test_a_wrong_type_is_a_user_error(sieves: Registry[Any], key: str, value: object) -> None:
+    message = error_of(lambda: sieves.build({"name": "fine", key: value}))
     assert message.startswith(f"sieve.{key}={value}: ")
 
 
@@ -222,19 +224,19 @@ def test_a_wrong_type_is_told(sieves: Registry[Any], key: str, value: object) ->
         (ATTACKS, {"name": "none", "backdoors": {"a": 1}}, "attack.backdoors", "{'a': 1}"),
     ],
 )
-def test_a_wrong_type_within_a_setting_is_told(
+def test_a_wrong_type_inside_a_setting_is_a_user_error(
     registry: Registry[Any], settings: dict[str, Any], key: str, value: str
 ) -> None:
-    message = told(lambda: registry.build(settings))
+    message = error_of(lambda: registry.build(settings))
     assert message.startswith(key)
     assert value in message
     assert "=None" not in message
 
 
-def test_a_value_out_of_range_is_told(sieves: Registry[Any]) -> None:
-    message = told(lambda: sieves.build({"name": "fine", "holes": 0}))
+def test_a_value_out_of_range_is_a_user_error(sieves: Registry[Any]) -> None:
+    message = error_of(lambda: sieves.build({"name": "fine", "holes": 0}))
     assert message == "sieve fine: holes must be at least 1, got 0"
-    message = told(lambda: DEFENSES.build({"name": "krum", "f": -1}))
+    message = error_of(lambda: DEFENSES.build({"name": "krum", "f": -1}))
     assert message == "defense krum: f must be 0 or more, got -1"
 
 
@@ -242,18 +244,20 @@ def made(name: str, module: str) -> type:
     return type(name, (), {"__module__": module})
 
 
-def test_a_name_is_given_once(sieves: Registry[Any]) -> None:
+def test_a_name_is_registered_once(sieves: Registry[Any]) -> None:
     with pytest.raises(ValueError, match=r"two sieves are called fine: .*Sieve.*Other"):
         sieves.register("fine")(made("Other", "elsewhere"))
     assert sieves.get("fine") is Sieve
 
 
-def test_a_name_is_given_once_even_to_classes_of_one_name(sieves: Registry[Any]) -> None:
+def test_a_name_is_registered_once_even_for_namesake_classes(
+    sieves: Registry[Any],
+) -> None:
     with pytest.raises(ValueError, match="two sieves are called fine"):
         sieves.register("fine")(made("Sieve", "elsewhere"))
 
 
-def test_a_module_may_be_loaded_again(sieves: Registry[Any]) -> None:
+def test_a_module_may_be_reloaded(sieves: Registry[Any]) -> None:
     again = made("Sieve", __name__)
     sieves.register("fine")(again)
     assert sieves.get("fine") is again
@@ -264,12 +268,12 @@ def test_an_entry_point_is_found(write: Write, defenses: Registry[Any]) -> None:
     distribution(write, "defense", "net", defense_source("net"))
     assert "net" in defenses.names()
     assert "outside" not in sys.modules
-    assert "did you mean net?" in told(lambda: defenses.get("nett"))
+    assert "did you mean net?" in error_of(lambda: defenses.get("nett"))
     assert "outside" not in sys.modules
     assert defenses.get("net").__module__ == "outside"
     built = defenses.build({"name": "net", "strength": 0.25})
     assert built.strength == 0.25
-    assert "no setting 'strngth'; did you mean strength?" in told(
+    assert "no setting 'strngth'; did you mean strength?" in error_of(
         lambda: defenses.build({"name": "net", "strngth": 1})
     )
     assert defenses.names().count("net") == 1
@@ -300,10 +304,10 @@ def test_an_entry_point_works_where_home_is_a_module(
     assert MODELS.build({"name": "wide", "hidden": [9]}).hidden == [9]  # type: ignore[attr-defined]
 
 
-def test_an_entry_point_does_not_take_the_place_of_a_file(
+def test_an_entry_point_does_not_replace_a_file(
     write: Write, defenses: Registry[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever is asked for first, krum is fedbench's or there is an error, never another rule."""
+    """`krum` is fedbench's Krum or an error, never another defense."""
     distribution(write, "defense", "krum", defense_source("krum"))
     monkeypatch.setattr(defenses, "_classes", {})
     monkeypatch.delitem(sys.modules, "fedbench.defenses.krum", raising=False)
@@ -315,11 +319,11 @@ def test_an_entry_point_does_not_take_the_place_of_a_file(
         assert found.__module__ == "fedbench.defenses.krum"
 
 
-def test_an_entry_point_that_registers_nothing_is_told(
+def test_an_entry_point_that_registers_nothing_is_a_user_error(
     write: Write, defenses: Registry[Any]
 ) -> None:
-    """`no defense is called net; did you mean net?` would help nobody."""
+    """The message must not be `no defense is called net; did you mean net?`."""
     distribution(write, "defense", "net", "class It:\n    pass\n")
-    message = told(lambda: defenses.get("net"))
+    message = error_of(lambda: defenses.get("net"))
     assert "net" in message
     assert "did you mean net?" not in message

@@ -1,4 +1,4 @@
-"""Draws depend on their purpose alone."""
+"""A draw depends on its purpose only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from fedbench.rng import derive, generator, numpy_generator
 
 
-def test_a_draw_can_be_repeated() -> None:
+def test_a_draw_is_reproducible() -> None:
     first, second = (torch.randn(4, generator=generator(1, "noise", 2, 3)) for _ in range(2))
     assert torch.equal(first, second)
     assert np.array_equal(*(numpy_generator(1, "noise", 2).random(4) for _ in range(2)))
@@ -23,5 +23,5 @@ def test_purposes_rounds_and_clients_do_not_share_draws() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_the_seeds_stay_the_same_from_release_to_release() -> None:
+def test_the_seeds_never_change_between_releases() -> None:
     assert derive(0, "batches", 3, 7) == 682472274117645573
