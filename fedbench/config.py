@@ -1,4 +1,4 @@
-"""RunConfig: the typed schema of `conf/config.yaml`, and what of it decides the result."""
+"""RunConfig: the typed schema of `conf/config.yaml`, its checks and the run id."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ from fedbench.datasets.partition import PARTITIONS
 from fedbench.errors import UserError, nearest
 from fedbench.sweep.resources import jobs
 
-RESULTS = 4  # raise it when the same settings give other numbers, or checkpoints hold other things
+# Part of every run id. Raise it when the same settings give other numbers or other checkpoints.
+RESULTS_VERSION = 5
 MALICIOUS = ("fixed", "sampled")
-# Neither where things lie, nor how a run is watched or spread over devices, changes its numbers.
-NO_EFFECT = ("name", "out", "tracker", "executor.devices", "dataset.root", "pretrained")
+# Settings that do not change the results: paths, tracking, how work is divided among processes.
+# For `pretrained` the content of the file counts instead.
+NO_EFFECT = (
+    *("name", "out", "tracker", "dataset.root", "pretrained"),
+    *("executor.devices", "executor.capture", "executor.shared_memory"),
+)
+# Settings that do not change the pretrained model either.
 NO_EFFECT_BEFORE_ROUND_0 = (
     "defense",
     "attack",
@@ -38,7 +44,7 @@ NO_EFFECT_BEFORE_ROUND_0 = (
 
 @dataclass
 class RunConfig:
-    """One run. The groups are checked by the plugins that they name, the rest in `check`."""
+    """The settings of one run. Plugins check their own group, `check` the rest."""
 
     defense: dict[str, Any] = field(default_factory=dict)
     attack: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +58,7 @@ class RunConfig:
     pdr: float = 0.5
     pdr_step: float = 0.0
     pdr_end: float | None = None
-    n_clients: Any = 30  # or [fewest, most]; OmegaConf has no type for a number or a list
+    n_clients: Any = 30  # or [fewest, most]; OmegaConf has no type for `int | list[int]`
     pool: int | None = None
     partition: str = "main_class"
     non_iid: float = 0.5
@@ -78,13 +84,13 @@ class RunConfig:
     out: str = "runs"
 
     def __post_init__(self) -> None:
-        # `${oc.env:N}` is a string, which OmegaConf turns into a number for typed settings only.
+        # `${oc.env:N}` is a string; OmegaConf converts it for typed settings only.
         if isinstance(self.n_clients, str) and self.n_clients.isdecimal():
             self.n_clients = int(self.n_clients)
 
     @property
     def client_counts(self) -> range:
-        """Every number of clients that a round may have, from the fewest to the most."""
+        """Possible numbers of clients in a round."""
         ranged = isinstance(self.n_clients, list)
         fewest, most = self.n_clients if ranged else (self.n_clients, self.n_clients)
         return range(fewest, most + 1)
@@ -98,11 +104,11 @@ class RunConfig:
         return self.client_counts[-1]
 
     def n_clients_in(self, index: int) -> int:
-        """How many clients a round has: of a range, a draw by the seed and the round alone."""
+        """Number of clients in a round; a range is drawn from by seed and round only."""
         counts = self.client_counts
         if len(counts) == 1:
             return counts[0]
-        import torch  # here, for a quick `fedbench.report.table`
+        import torch  # takes seconds, and the report and user errors do without
 
         from fedbench.rng import generator
 
@@ -111,11 +117,12 @@ class RunConfig:
 
     @property
     def pool_size(self) -> int:
+        """Number of clients in total."""
         return self.most_clients if self.pool is None else self.pool
 
     @property
     def pretraining(self) -> RunConfig:
-        """The settings by which the clients hold their samples before round 0, perhaps the same."""
+        """The settings that partition the samples in the benign rounds before round 0."""
         trained = self.pretrain_rounds > 0 and self.pretrained is None
         if not trained or self.pretrain_non_iid is None or self.partition == "natural":
             return self
@@ -123,26 +130,26 @@ class RunConfig:
 
     @property
     def split(self) -> tuple[str, float | None]:
-        """The partition and the one setting that it goes by: what decides who holds what."""
+        """The partition and the value of its setting, which together assign samples to clients."""
         key = PARTITIONS[self.partition].setting
         return self.partition, None if key is None else getattr(self, key)
 
     @property
     def title(self) -> str:
-        """`krum constrain_and_scale pmr=0.2 seed=0`: the run in a line, for people."""
+        """A readable name: `krum constrain_and_scale pmr=0.2 seed=0`."""
         return f"{self.defense['name']} {self.attack['name']} pmr={self.pmr:g} seed={self.seed}"
 
     def attacked_in(self, index: int) -> bool:
-        """Whether malicious clients attack in a round."""
+        """Whether malicious clients attack in this round."""
         listed = self.attack_rounds is None or index in self.attack_rounds
         return listed and index >= self.attack_start
 
     def evaluated_in(self, index: int) -> bool:
-        """Whether MA and BA are measured after a round: every so many, and the last."""
+        """Whether MA and BA are measured after this round."""
         return (index + 1) % self.evaluate_every == 0 or index == self.rounds - 1
 
     def pdr_in(self, index: int) -> float:
-        """The share of poisoned samples in a round: `pdr` at first, then step by step."""
+        """Share of poisoned samples in this round: `pdr`, then one `pdr_step` more each round."""
         reached = self.pdr + self.pdr_step * max(index - self.attack_start, 0)
         if self.pdr_end is None:
             return min(max(reached, 0.0), 1.0)
@@ -150,9 +157,9 @@ class RunConfig:
 
     @classmethod
     def from_hydra(cls, composed: DictConfig) -> RunConfig:
-        """The checked configuration of a composed one; a UserError for any value out of range."""
+        """Convert and check a configuration composed by Hydra."""
         known = cls.__dataclass_fields__
-        for key in map(str, composed):  # `+key=value` gets past the schema
+        for key in map(str, composed):  # `+key=value` bypasses the schema
             if key not in known:
                 raise UserError(f"{key}: no such setting{nearest(key, known)}")
         config = OmegaConf.to_object(composed)
@@ -161,75 +168,72 @@ class RunConfig:
         return config
 
     def check(self) -> None:
-        """Raises a UserError that names the first value out of range, and the range."""
+        """Raise a UserError for the first value out of range."""
         for key in ("pmr", "pdr", "non_iid"):
             self._require(key, 0 <= getattr(self, key) <= 1, "between 0 and 1")
-        fits = self.pretrain_non_iid is None or 0 <= self.pretrain_non_iid <= 1
-        self._require("pretrain_non_iid", fits, "between 0 and 1, or null")
+        valid = self.pretrain_non_iid is None or 0 <= self.pretrain_non_iid <= 1
+        self._require("pretrain_non_iid", valid, "between 0 and 1, or null")
         for key in ("rounds", "evaluate_every", "local_epochs", "batch_size"):
             self._require(key, getattr(self, key) >= 1, "at least 1")
         for key in ("pretrain_rounds", "attack_start", "seed", "momentum", "weight_decay"):
-            self._require(key, 0 <= getattr(self, key) < math.inf, "0 or more, and finite")
+            self._require(key, 0 <= getattr(self, key) < math.inf, "0 or more and finite")
         for key in ("lr", "server_lr", "dirichlet_alpha"):
-            self._require(key, 0 < getattr(self, key) < math.inf, "above 0, and finite")
-        clips = self.clip_grad is None or 0 < self.clip_grad < math.inf
-        self._require("clip_grad", clips, "above 0, and finite, or null")
+            self._require(key, 0 < getattr(self, key) < math.inf, "above 0 and finite")
+        valid = self.clip_grad is None or 0 < self.clip_grad < math.inf
+        self._require("clip_grad", valid, "above 0 and finite, or null")
         self._check_clients()
         self._require("malicious", self.malicious in MALICIOUS, f"one of {', '.join(MALICIOUS)}")
         self._check_schedule()
         self._require("partition", self.partition in PARTITIONS, f"one of {', '.join(PARTITIONS)}")
-        named = self.name not in ("", ".", "..") and "/" not in self.name
-        self._require("name", named and not self.name.startswith("."), "a folder name")
+        valid = self.name != "" and "/" not in self.name and not self.name.startswith(".")
+        self._require("name", valid, "a folder name, not hidden")
 
     def _check_clients(self) -> None:
         ends = self.n_clients if isinstance(self.n_clients, list) else [self.n_clients] * 2
-        numbers = len(ends) == 2 and all(type(n) is int for n in ends)  # True is none
-        what = "a whole number of at least 1, or a range [fewest, most] of such numbers"
-        self._require("n_clients", numbers and 1 <= ends[0] <= ends[1], what)
-        least = f"at least {self.most_clients}, for n_clients={self.n_clients}"
-        self._require("pool", self.pool_size >= self.most_clients, least)
+        integers = len(ends) == 2 and all(type(n) is int for n in ends)  # bool is no int here
+        rule = "a whole number of at least 1 or a range [fewest, most]"
+        self._require("n_clients", integers and 1 <= ends[0] <= ends[1], rule)
+        rule = f"at least {self.most_clients}, because n_clients={self.n_clients}"
+        self._require("pool", self.pool_size >= self.most_clients, rule)
 
     def _check_schedule(self) -> None:
         self._require("pdr_step", math.isfinite(self.pdr_step), "finite")
         if self.pdr_end is not None:
-            self._require(
-                "pdr_step", self.pdr_step != 0, f"other than 0 to reach pdr_end={self.pdr_end}"
-            )
+            rule = f"other than 0, to reach pdr_end={self.pdr_end}"
+            self._require("pdr_step", self.pdr_step != 0, rule)
             up = self.pdr_step > 0
-            ends = self.pdr <= self.pdr_end <= 1 if up else 0 <= self.pdr_end <= self.pdr
-            span = f"from pdr={self.pdr} to 1" if up else f"from 0 to pdr={self.pdr}"
-            self._require("pdr_end", ends, f"{span}, where pdr_step={self.pdr_step} leads")
+            valid = self.pdr <= self.pdr_end <= 1 if up else 0 <= self.pdr_end <= self.pdr
+            span = f"between pdr={self.pdr} and 1" if up else f"between 0 and pdr={self.pdr}"
+            self._require("pdr_end", valid, f"{span}, because pdr_step={self.pdr_step}")
         if self.attack_rounds is not None:
-            within = all(self.attack_start <= r < self.rounds for r in self.attack_rounds)
-            span = f"attack_start={self.attack_start} to {self.rounds - 1}, the last round"
-            self._require(
-                "attack_rounds", within and self.attack_rounds != [], f"rounds from {span}"
+            valid = all(self.attack_start <= r < self.rounds for r in self.attack_rounds)
+            rule = (
+                f"rounds from attack_start={self.attack_start} to {self.rounds - 1}, the last round"
             )
+            self._require("attack_rounds", valid and self.attack_rounds != [], rule)
 
-    def _require(self, key: str, holds: bool, what: str) -> None:
-        if not holds:
+    def _require(self, key: str, valid: bool, rule: str) -> None:
+        if not valid:
             value = getattr(self, key)
             plain = value is not None and not isinstance(value, bool | list)
-            given = value if plain else json.dumps(value)  # null, true: as the user wrote it
-            raise UserError(f"{key}={given}: must be {what}")
+            given = value if plain else json.dumps(value)  # null and true, as in YAML
+            raise UserError(f"{key}={given}: must be {rule}")
 
     def run_id(self, versions: Mapping[str, int | str]) -> str:
-        """The defense and a short hash of what affects the result."""
-        settings = {**self._without(NO_EFFECT), "versions": dict(versions), "results": RESULTS}
+        """Return the defense's name and a short hash of everything that affects the results."""
+        settings = self._settings_without(NO_EFFECT) | {"versions": dict(versions)}
         return f"{self.defense['name']}-{_digest(settings)}"
 
     def pretrain_id(self) -> str:
-        """A short hash of what the benign rounds before round 0 depend on."""
-        held = self.pretraining
-        # What the partition does not go by stands at its default, whatever the run has.
-        used = PARTITIONS[held.partition].setting
-        unread = [p.setting for p in PARTITIONS.values() if p.setting not in (None, used)]
-        held = replace(held, **{key: getattr(RunConfig, key) for key in unread})
-        settings = held._without(NO_EFFECT + NO_EFFECT_BEFORE_ROUND_0)
-        return _digest({**settings, "results": RESULTS})
+        """Return a short hash of everything that affects the benign rounds before round 0."""
+        config = self.pretraining
+        used = PARTITIONS[config.partition].setting
+        ignored = [p.setting for p in PARTITIONS.values() if p.setting not in (None, used)]
+        config = replace(config, **{key: getattr(RunConfig, key) for key in ignored})  # defaults
+        return _digest(config._settings_without(NO_EFFECT + NO_EFFECT_BEFORE_ROUND_0))
 
-    def _without(self, keys: tuple[str, ...]) -> dict[str, Any]:
-        """The settings without some, and alike where they are two ways to say the same."""
+    def _settings_without(self, keys: tuple[str, ...]) -> dict[str, Any]:
+        """Return the settings without `keys`, normalized: equivalent settings become equal."""
         settings = asdict(self) | {"pool": self.pool_size}
         if len(self.client_counts) == 1:
             settings["n_clients"] = self.fewest_clients
@@ -242,19 +246,19 @@ class RunConfig:
 
 
 def rounded_count(rate: float, n: int) -> int:
-    """`rate` of n, rounded; a half is rounded up."""
+    """Return rate * n, rounded to the nearest integer; a half is rounded up."""
     return int(rate * n + 0.5)
 
 
 def _digest(settings: dict[str, Any]) -> str:
-    text = json.dumps(settings, sort_keys=True)
+    text = json.dumps(settings | {"results": RESULTS_VERSION}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
 
 
 def register_schema() -> None:
-    """Makes RunConfig the type of everything that `conf/config.yaml` composes.
+    """Register RunConfig as the schema of `conf/config.yaml`, and the resolver `${jobs:...}`.
 
-    `${jobs:...}` there is how many runs of a sweep the machine has room for.
+    `${jobs:...}` is the number of runs of a sweep that fit on the machine at a time.
     """
     ConfigStore.instance().store(name="schema", node=RunConfig)
     OmegaConf.register_new_resolver("jobs", jobs, replace=True)
