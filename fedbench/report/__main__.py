@@ -1,4 +1,4 @@
-"""`python -m fedbench.report runs/NAME`: print a table of runs, defenses by setting."""
+"""`python -m fedbench.report runs/NAME`: print a table of runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedbench.results.reader import METRICS, STEALTH, RunResult, read_runs
 
 
 def _columns(text: str, runs: Sequence[RunResult]) -> list[str]:
-    """The columns that a user names; a UserError for one that no run has."""
+    """Parse and check `--columns`."""
     known = dict.fromkeys([*METRICS, *STEALTH, *(name for run in runs for name in run.metrics)])
     columns = [name.strip() for name in text.split(",")]
     for name in columns:
@@ -23,14 +23,15 @@ def _columns(text: str, runs: Sequence[RunResult]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m fedbench.report", description="Prints a table of runs: defenses by setting."
+        prog="python -m fedbench.report",
+        description="Print a table of runs, one row per setting and defense.",
     )
     parser.add_argument("folders", nargs="+", metavar="folder", help="runs/NAME, or a single run")
     parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
     parser.add_argument(
         "--columns",
         default=",".join(METRICS),
-        help="numbers to show, as in BA,MA,norm_ratio,cosine or BA,BA/0,BA/1 (default %(default)s)",
+        help="metrics to show, such as BA,MA,norm_ratio,cosine or BA,BA/0,BA/1 (default %(default)s)",
     )
     options = parser.parse_args(arguments)
     try:

@@ -1,4 +1,4 @@
-"""The comparison of runs: `python -m fedbench.report runs/NAME` prints it, defenses by setting."""
+"""The table of `python -m fedbench.report`: one row per setting and defense, seeds averaged."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from fedbench.config import NO_EFFECT
 from fedbench.report.console import percent
 from fedbench.results.reader import METRICS, STEALTH, RunResult, Value
 
-NO_SHARES = ("seconds", *STEALTH)  # all other numbers are shown in per cent
-BOOKKEEPING = frozenset({*NO_EFFECT, "seed"})  # these never make two runs differ
-# What a reader asks first of a setting; the caption names those that all runs share.
+NOT_PERCENT = ("seconds", *STEALTH)  # metrics that are not shown in percent
+BOOKKEEPING = frozenset({*NO_EFFECT, "seed"})  # settings that never start a new row
+# Settings in the order of interest: the first columns of the table. The caption lists those that
+# all runs have in common.
 LEADING = (
     *("dataset", "model", "attack", "pmr", "pdr", "non_iid", "pretrain_non_iid", "n_clients"),
     "rounds",
@@ -30,11 +31,11 @@ LEADING = (
 
 
 @dataclass(frozen=True)
-class Row:
-    """The runs of one defense in one setting, one a seed."""
+class TableRow:
+    """The runs of one defense in one setting, one run per seed."""
 
     setting: tuple[Value, ...]
-    defense: str  # `krum`, or `krum m=5` where runs of krum differ in m
+    defense: str  # `krum`, or `krum m=5` if the runs of krum differ in m
     runs: tuple[RunResult, ...]
 
     @property
@@ -42,7 +43,7 @@ class Row:
         return [run for run in self.runs if run.status == "finished"]
 
     def numbers(self, columns: Sequence[str]) -> list[str]:
-        """Cells of the columns and of `seeds`; without a finished run, its status instead."""
+        """Return the cells of `columns` and of `seeds`; the status if no run has finished."""
         if not self.finished:
             statuses = {run.status for run in self.runs}
             worst = next(s for s in ("failed", "unreadable", "unfinished") if s in statuses)
@@ -55,28 +56,28 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What every form of the table shows."""
+    """The contents of the table, for any format."""
 
-    keys: list[str]  # of the config, that make the settings
-    columns: list[str]  # numbers of a run, by default METRICS
+    keys: list[str]  # settings that differ between the runs, apart from the defense
+    columns: list[str]  # metrics
     repeated: bool  # whether any row has more than one seed
-    rows: list[Row]
+    rows: list[TableRow]
     caption: str
 
     @property
     def headings(self) -> list[str]:
         return [*self.columns, "seeds"] if self.repeated else self.columns
 
-    def cells(self, row: Row) -> list[str]:
+    def cells(self, row: TableRow) -> list[str]:
         return row.numbers(self.columns)[: len(self.headings)]
 
 
-def comparison(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> Table:
-    """The table for a terminal; a setting is named once, in the first row of its section."""
+def to_terminal(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> Table:
+    """Return the table for a terminal; only the first row of a setting names it."""
     compared = compare(runs, columns)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.caption, table.caption_justify = Text(compared.caption), "left"
-    # On a narrow terminal cells take more lines; nothing is cut off.
+    # On a narrow terminal, cells wrap instead of being cut off.
     for name in (*compared.keys, "defense"):
         table.add_column(Text(name), overflow="fold")
     for name in compared.headings:
@@ -93,7 +94,7 @@ def comparison(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> T
 
 
 def to_markdown(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> str:
-    """The same table for a document; every row names its setting."""
+    """Return the table as markdown; every row names its setting."""
     compared = compare(runs, columns)
     words, numbers = [*compared.keys, "defense"], compared.headings
     lines = [[*words, *numbers], ["---"] * len(words) + ["---:"] * len(numbers)]
@@ -104,9 +105,9 @@ def to_markdown(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> 
 
 
 def compare(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> Comparison:
-    """Sorts the runs into rows: by setting, then by defense in order of appearance.
+    """Group the runs into rows: by setting, then by defense in order of appearance.
 
-    A run whose config cannot be read belongs to no setting; it comes last, under its folder's name.
+    Runs without a readable config come last, under the name of their folder.
     """
     read = [run for run in runs if run.config]
     varying = _varying_keys(read)
@@ -121,41 +122,43 @@ def compare(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> Comp
     table = []
     for _, same in sorted(rows.items(), key=lambda item: item[0]):
         setting_values = tuple(_shown(same[0], key) for key in keys)
-        table.append(Row(setting_values, _defense_label(same[0], read), _one_a_seed(same)))
-    table += [Row(("?",) * len(keys), run.folder.name, (run,)) for run in runs if not run.config]
+        table.append(TableRow(setting_values, _defense_label(same[0], read), _one_per_seed(same)))
+    table += [
+        TableRow(("?",) * len(keys), run.folder.name, (run,)) for run in runs if not run.config
+    ]
     repeated = any(len(row.runs) > 1 for row in table)
     return Comparison(keys, [*columns], repeated, table, _caption(read, keys, repeated, columns))
 
 
 def notes(runs: Sequence[RunResult]) -> list[str]:
-    """A line for each run that is not in the averages: which, where, why."""
+    """Return one line for each run that the averages leave out: its folder and the reason."""
     counted = {run.folder for row in compare(runs).rows for run in row.runs}
     lines = []
     for run in runs:
         if run.status != "finished":
             lines.append(f"{run.status}: {run.folder}" + (f": {run.reason}" if run.reason else ""))
         elif run.folder not in counted:
-            lines.append(f"not counted: {run.folder}: a newer run has its settings and seed")
+            lines.append(f"not counted: {run.folder}: a newer run has the same settings and seed")
     return lines
 
 
 def _shown(run: RunResult, key: str) -> Value:
-    """A setting's value; an attack that knows what honest clients send is marked."""
+    """Return a setting's value; attacks that see the honest updates are marked."""
     value = run.value(key)
-    knows_all = key == "attack" and run.config.get("attack.omniscient") is True
-    return f"{value} (omniscient)" if knows_all else value
+    omniscient = key == "attack" and run.config.get("attack.omniscient") is True
+    return f"{value} (omniscient)" if omniscient else value
 
 
 def show(value: Value) -> str:
-    """A config value as one would write it on the command line."""
+    """Format a setting as on the command line."""
     return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
 
 
 def _varying_keys(runs: Sequence[RunResult]) -> list[str]:
-    """Keys with more than one value: LEADING ones first, then in the configs' order.
+    """Return the keys with more than one value: LEADING first, then in the configs' order.
 
-    A group's parameters are compared among the runs with the same choice in that group only: dba
-    has parameters that other attacks lack, which says no more than `attack` itself.
+    Parameters of a group are compared only between runs with the same choice in that group. dba
+    has parameters that other attacks lack, but `attack` already tells these runs apart.
     """
     varying = []
     for key in dict.fromkeys(key for run in runs for key in run.config):
@@ -182,10 +185,10 @@ def _defense_label(run: RunResult, runs: Sequence[RunResult]) -> str:
     return " ".join([show(run.value("defense")), *parameters])
 
 
-def _one_a_seed(runs: Sequence[RunResult]) -> tuple[RunResult, ...]:
-    """Without repetitions of a seed, which would pass for more evidence.
+def _one_per_seed(runs: Sequence[RunResult]) -> tuple[RunResult, ...]:
+    """Keep one run per seed: repeating a seed is no further evidence.
 
-    Finished runs go first, and of these the newest: its plugins may be of a later version.
+    Prefer finished runs, then the newest, whose plugins may be of a later version.
     """
     by_seed: dict[Value, RunResult] = {}
     for run in runs:
@@ -195,7 +198,7 @@ def _one_a_seed(runs: Sequence[RunResult]) -> tuple[RunResult, ...]:
 
 
 def _natural(value: Value) -> tuple[Any, ...]:
-    """Sorts 0.2 before 0.3 before 1e1, `cnn9` before `cnn10`, and numbers before words."""
+    """Sort key: 0.2 before 0.3 before 1e1, `cnn9` before `cnn10`, numbers before words."""
     if value is None:
         return (0,)
     try:
@@ -206,17 +209,18 @@ def _natural(value: Value) -> tuple[Any, ...]:
 
 
 def _mean(key: str, values: Sequence[float | None]) -> str:
-    """`84.1 ± 0.3`: mean and sample standard deviation of what was measured."""
+    """Return mean and sample standard deviation of the measured values: `84.1 ± 0.3`."""
     present = [value for value in values if value is not None]
     if not present:
         return "-"
-    write = percent if key not in NO_SHARES else ("{:.1f}" if key == "seconds" else "{:.2f}").format
-    mean = write(statistics.fmean(present))
-    return f"{mean} ± {write(statistics.stdev(present))}" if len(present) > 1 else mean
+    decimals = "{:.1f}" if key == "seconds" else "{:.2f}"
+    text = decimals.format if key in NOT_PERCENT else percent
+    mean = text(statistics.fmean(present))
+    return f"{mean} ± {text(statistics.stdev(present))}" if len(present) > 1 else mean
 
 
 def _leading(config: Mapping[str, Value]) -> list[str]:
-    """LEADING without what has no effect; how samples are split in place of `non_iid`."""
+    """Return LEADING without settings that have no effect; `partition` may replace `non_iid`."""
     by_class = config.get("partition", "main_class") == "main_class"
     leading = [key if by_class or key != "non_iid" else "partition" for key in LEADING]
     trained = config.get("pretrain_rounds") and config.get("pretrained") is None
@@ -228,7 +232,7 @@ def _leading(config: Mapping[str, Value]) -> list[str]:
 def _caption(
     runs: Sequence[RunResult], keys: Sequence[str], repeated: bool, columns: Sequence[str]
 ) -> str:
-    """What all the runs share, the seeds, and how to read the numbers."""
+    """Return the settings that all runs share, the seeds and the units."""
     first = runs[0].config if runs else {}
     shared = [key for key in _leading(first) if key not in keys and first.get(key) is not None]
     parts = [", ".join(f"{key} {show(_shown(runs[0], key))}" for key in shared)] if shared else []
@@ -236,25 +240,25 @@ def _caption(
     if seeds:
         parts.append(("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(show, seeds)))
     spread = ", mean ± sample standard deviation over seeds" if repeated else ""
-    shares = [column for column in columns if column not in NO_SHARES]
-    units = f"{', '.join(shares)} in %" if shares else ""
+    percents = [column for column in columns if column not in NOT_PERCENT]
+    units = f"{', '.join(percents)} in %" if percents else ""
     return "; ".join(filter(None, [*parts, (units + spread).removeprefix(", ")]))
 
 
 def print_runs(
     runs: Sequence[RunResult], markdown: bool = False, columns: Sequence[str] = METRICS
 ) -> None:
-    """The table on stdout, and below it on stderr what is not in its averages."""
+    """Print the table to stdout, and to stderr the runs that it leaves out."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an encoding without ± is no reason to stop
+        sys.stdout.reconfigure(errors="replace")  # for encodings without ±
     console = Console()
     if not console.file.isatty():
-        console.width = 1000  # a file or pipe has no width to keep to
+        console.width = 1000  # files and pipes have no width limit
     if markdown:
         console.print(
             to_markdown(runs, columns), end="", markup=False, highlight=False, soft_wrap=True
         )
     else:
-        console.print(comparison(runs, columns))
+        console.print(to_terminal(runs, columns))
     for line in notes(runs):
         print(line, file=sys.stderr)

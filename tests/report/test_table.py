@@ -1,4 +1,4 @@
-"""The comparison table, from run folders made by hand."""
+"""The report's table, from handmade run directories."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rich.console import Console
 
 from fedbench.errors import UserError
 from fedbench.report.__main__ import main
-from fedbench.report.table import comparison, notes, to_markdown
+from fedbench.report.table import notes, to_markdown, to_terminal
 from fedbench.results.reader import read_runs
 
 ROOT = Path(__file__).parents[2]
 
 
 class Runs:
-    """Makes run folders; each is started a second after the one before."""
+    """Create run directories, each started a second after the one before."""
 
     def __init__(self, top: Path) -> None:
         self.top = top
@@ -32,7 +32,7 @@ class Runs:
     def add(
         self, defense: str | dict[str, Any], summary: dict[str, Any] | str | None, **config: Any
     ) -> Path:
-        # Numbered downwards, so that the order of names is not the order of time.
+        # Numbered downwards, so that names and start times sort differently.
         folder = self.top / f"run{99 - self.count}"
         folder.mkdir(parents=True)
         chosen = {"name": defense} if isinstance(defense, str) else defense
@@ -50,7 +50,7 @@ class Runs:
         return folder
 
     def rows(self) -> list[list[str]]:
-        """The markdown's cells, header first, without the ruler and the caption."""
+        """Return the cells of the markdown table, header first, without rule and caption."""
         lines = to_markdown(read_runs([self.top])).split("\n\n")[0].splitlines()
         return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[:1] + lines[2:]]
 
@@ -84,21 +84,21 @@ def test_markdown_exactly(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("partition", "said"),
+    ("partition", "expected"),
     [
         ("main_class", "non_iid 0.7"),
         ("dirichlet", "partition dirichlet"),
         ("natural", "partition natural"),
     ],
 )
-def test_a_caption_names_what_decides_who_holds_what(runs: Runs, partition: str, said: str) -> None:
+def test_the_caption_names_the_partition(runs: Runs, partition: str, expected: str) -> None:
     runs.add("krum", finished(), partition=partition, non_iid=0.7)
     caption = to_markdown(read_runs([runs.top])).splitlines()[-1]
-    assert f", {said}, n_clients 30" in caption
+    assert f", {expected}, n_clients 30" in caption
     assert ("non_iid" in caption) == (partition == "main_class")
 
 
-def test_a_range_of_clients_is_shown_as_it_is_written(runs: Runs) -> None:
+def test_a_range_of_clients_is_shown_as_on_the_command_line(runs: Runs) -> None:
     runs.add("krum", finished(), n_clients=[40, 90])
     assert ", n_clients [40, 90], rounds" in to_markdown(read_runs([runs.top])).splitlines()[-1]
     for n_clients in (100, [9, 90], 30):
@@ -107,7 +107,7 @@ def test_a_range_of_clients_is_shown_as_it_is_written(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "named"),
     [
         ({}, True),
         ({"partition": "dirichlet"}, True),
@@ -117,15 +117,15 @@ def test_a_range_of_clients_is_shown_as_it_is_written(runs: Runs) -> None:
         ({"pretrain_non_iid": None}, False),
     ],
 )
-def test_a_caption_names_what_benign_rounds_had_if_it_matters(
-    runs: Runs, settings: dict[str, Any], told: bool
+def test_the_caption_names_pretrain_non_iid_if_it_has_an_effect(
+    runs: Runs, settings: dict[str, Any], named: bool
 ) -> None:
     runs.add("krum", finished(), **{"pretrain_rounds": 40, "pretrain_non_iid": 0.0} | settings)
     caption = to_markdown(read_runs([runs.top])).splitlines()[-1]
-    assert ("pretrain_non_iid 0.0, n_clients 30" in caption) == told
+    assert ("pretrain_non_iid 0.0, n_clients 30" in caption) == named
 
 
-def test_a_run_from_before_a_setting_counts_as_one_that_does_not_use_it(runs: Runs) -> None:
+def test_runs_older_than_a_setting_count_as_runs_that_do_not_use_it(runs: Runs) -> None:
     runs.add("krum", finished(), seed=0)
     runs.add("krum", finished(), seed=1, pretrain_non_iid=None)
     runs.add("krum", finished(), seed=2, pretrain_non_iid=0.0)
@@ -137,8 +137,8 @@ def test_a_run_from_before_a_setting_counts_as_one_that_does_not_use_it(runs: Ru
 
 
 def test_seeds_are_averaged(runs: Runs) -> None:
-    # MA 80, 84, 88: mean 84, squared deviations 16 + 0 + 16 over 3 - 1 is 16, its root 4.
-    # TPR has two values, 90 and 100: mean 95, root of (25 + 25) / 1 is 7.07. AUC has one, TNR none.
+    # MA 80, 84, 88: mean 84, squared deviations (16 + 0 + 16) / (3 - 1) = 16, root 4.
+    # TPR has two values, 90 and 100: mean 95, root of (25 + 25) / 1 = 7.07. AUC has one, TNR none.
     runs.add("krum", finished(MA=0.80, TPR=0.9, TNR=None, AUC=None, seconds=1), seed=0)
     runs.add("krum", finished(MA=0.84, TPR=None, TNR=None, AUC=None, seconds=2), seed=1)
     runs.add("krum", finished(MA=0.88, TPR=1.0, TNR=None, AUC=0.5, seconds=3), seed=2)
@@ -153,7 +153,7 @@ def test_seeds_are_averaged(runs: Runs) -> None:
     assert caption.endswith("in %, mean ± sample standard deviation over seeds")
 
 
-def test_what_did_not_finish_is_counted_but_not_averaged(runs: Runs) -> None:
+def test_unfinished_runs_are_counted_but_not_averaged(runs: Runs) -> None:
     runs.add("krum", finished(MA=0.8), seed=0)
     runs.add("krum", {"status": "failed", "error": "out of\nmemory"}, seed=1)
     runs.add("krum", finished(MA=0.9), seed=2)
@@ -172,8 +172,8 @@ def test_what_did_not_finish_is_counted_but_not_averaged(runs: Runs) -> None:
     ]
 
 
-def test_the_same_seed_twice_is_one_seed(runs: Runs) -> None:
-    """The newest finished one counts: it may be of a later version of the plugin."""
+def test_a_repeated_seed_counts_once(runs: Runs) -> None:
+    """The newest finished run counts: its plugins may be of a later version."""
     old = runs.add("krum", finished(MA=0.8), executor={"devices": 2}, name="other")
     runs.add("krum", finished(MA=0.9), tracker={"name": "wandb"}, executor={"devices": 1})
     runs.add("krum", None, executor={"devices": 4})
@@ -181,12 +181,12 @@ def test_the_same_seed_twice_is_one_seed(runs: Runs) -> None:
         ["defense", "BA", "MA", "TPR", "TNR", "AUC", "seconds"],
         ["krum", "10.0", "90.0", "100.0", "50.0", "75.0", "7.4"],
     ]
-    assert f"not counted: {old}: a newer run has its settings and seed" in notes(
+    assert f"not counted: {old}: a newer run has the same settings and seed" in notes(
         read_runs([runs.top])
     )
 
 
-def test_what_changes_results_makes_a_row_of_its_own(runs: Runs) -> None:
+def test_settings_that_change_results_start_a_new_row(runs: Runs) -> None:
     for precision in ("32-true", "bf16-mixed"):
         executor = {"name": "sequential", "precision": precision}
         runs.add("krum", finished(), executor=executor, dataset={"name": "x", "root": precision})
@@ -199,7 +199,7 @@ def test_settings_are_the_keys_that_vary(runs: Runs) -> None:
     runs.add("krum", finished(), pmr=0.5, lr=0.1, attack=scale)
     runs.add("krum", finished(), pmr=0.25, lr=0.1, attack=scale)
     runs.add("flame", finished(), pmr=0.25, lr=0.1, attack=scale)
-    # Neither lr, always 0.1, nor the parameters that come with an attack; attack leads.
+    # No column for lr, which is always 0.1, nor for parameters that only one attack has.
     assert [row[:3] for row in runs.rows()] == [
         ["attack", "pmr", "defense"],
         ["constrain_and_scale", "0.25", "flame"],
@@ -224,7 +224,7 @@ def test_settings_are_in_natural_order(runs: Runs) -> None:
     assert [row[0] for row in runs.rows()[1:]] == shown
 
 
-def test_parameters_of_a_defense_make_rows(runs: Runs) -> None:
+def test_parameters_of_a_defense_start_new_rows(runs: Runs) -> None:
     for m in (10, 5):
         runs.add({"name": "krum", "m": m, "f": None}, finished())
     runs.add({"name": "flame", "epsilon": 3000}, finished())
@@ -245,7 +245,7 @@ def test_parameters_of_a_defense_make_rows(runs: Runs) -> None:
         ("[" * 100_000, "summary.json: maximum recursion"),
     ],
 )
-def test_a_torn_summary_is_unreadable(runs: Runs, text: str, reason: str) -> None:
+def test_a_damaged_summary_is_unreadable(runs: Runs, text: str, reason: str) -> None:
     folder = runs.add("krum", text)
     assert runs.rows()[1] == ["krum", "unreadable", "", "", "", "", ""]
     [note] = notes(read_runs([runs.top]))
@@ -255,7 +255,7 @@ def test_a_torn_summary_is_unreadable(runs: Runs, text: str, reason: str) -> Non
 @pytest.mark.parametrize(
     "text", ["a: [", "", "- 1", "\x00", "day: 2024-99-99", "pmr: 0.2", "\ufeff"]
 )
-def test_a_torn_config_is_unreadable(runs: Runs, text: str) -> None:
+def test_a_damaged_config_is_unreadable(runs: Runs, text: str) -> None:
     runs.add("krum", finished(), pmr=0.2)
     runs.add("krum", finished(), pmr=0.3)
     (runs.add("flame", finished()) / "config.yaml").write_text(text)
@@ -264,17 +264,17 @@ def test_a_torn_config_is_unreadable(runs: Runs, text: str) -> None:
     assert runs.rows()[-1][:3] == ["?", "run97", "unreadable"]
 
 
-def test_hidden_folders_and_folders_inside_a_run_are_no_runs(runs: Runs) -> None:
+def test_hidden_folders_and_folders_inside_a_run_are_not_runs(runs: Runs) -> None:
     run = runs.add("krum", finished())
     for folder in (run / "wandb" / "files", runs.top / ".cache", runs.top / "x" / ".hydra"):
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text("a: 1")
     assert [found.folder for found in read_runs([runs.top])] == [run]
-    # The run itself may be named, and a run named twice is one.
+    # A run can be named itself; a run named twice counts once.
     assert [found.folder for found in read_runs([run, runs.top])] == [run]
 
 
-def test_read_runs_refuses_what_has_no_runs(tmp_path: Path) -> None:
+def test_a_folder_without_runs_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder, message in (
         (tmp_path / "none", "no folder "),
@@ -286,12 +286,12 @@ def test_read_runs_refuses_what_has_no_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_table_on_a_terminal_says_what_the_markdown_says(runs: Runs, width: int) -> None:
+def test_the_terminal_table_matches_the_markdown(runs: Runs, width: int) -> None:
     runs.add({"name": "krum", "layers": "[bold]"}, finished(MA=0.8), seed=0)
     runs.add({"name": "krum", "layers": "[bold]"}, finished(MA=0.9), seed=1)
     runs.add({"name": "krum", "layers": "a|b"}, finished())
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(comparison(read_runs([runs.top])))
+    console.print(to_terminal(read_runs([runs.top])))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
     if width == 200:
@@ -325,7 +325,7 @@ def test_command_line(runs: Runs) -> None:
     assert "10.0 ? 0.0" in report(runs.top, PYTHONIOENCODING="ascii").stdout
 
 
-def test_command_line_tells_a_mistake_in_one_line(tmp_path: Path) -> None:
+def test_the_command_line_prints_a_user_error_in_one_line(tmp_path: Path) -> None:
     missing = report(tmp_path / "nowhere")
     assert missing.returncode == 2
     assert missing.stdout == ""
@@ -341,7 +341,7 @@ def test_report_starts_without_torch() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_an_attack_that_knows_what_honest_clients_send_is_marked(runs: Runs) -> None:
+def test_omniscient_attacks_are_marked(runs: Runs) -> None:
     for omniscient in (True, False):
         attack = {"name": "alie", "omniscient": omniscient}
         runs.add("krum", finished(BA=None), attack=attack)
@@ -349,7 +349,7 @@ def test_an_attack_that_knows_what_honest_clients_send_is_marked(runs: Runs) -> 
     assert [row[0] for row in runs.rows()] == ["attack", "alie", "alie (omniscient)", "dba"]
 
 
-def test_the_caption_marks_it_too(runs: Runs) -> None:
+def test_the_caption_marks_omniscient_attacks(runs: Runs) -> None:
     runs.add("krum", finished(), attack={"name": "ipm", "omniscient": True})
     assert "attack ipm (omniscient), " in to_markdown(read_runs([runs.top]))
 
@@ -357,7 +357,7 @@ def test_the_caption_marks_it_too(runs: Runs) -> None:
 def test_columns_by_name(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     by_backdoor = {"0": 0.25, "1": 0.75}
     runs.add("krum", finished(norm_ratio=2.345, cosine=-0.5, BA_by_backdoor=by_backdoor))
-    runs.add("median", finished())  # by an older version, without them
+    runs.add("median", finished())  # from an older version, without these metrics
     wanted = "BA,norm_ratio,cosine,BA/1"
     assert main([str(runs.top), "--markdown", "--columns", wanted]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -369,7 +369,7 @@ def test_columns_by_name(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None
     assert lines[-1].endswith("; BA, BA/1 in %")
 
 
-def test_a_caption_without_shares_ends_with_the_seeds(
+def test_a_caption_without_percentages_ends_with_the_seeds(
     runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.add("krum", finished(norm_ratio=2.0))
@@ -382,26 +382,26 @@ def test_a_caption_without_shares_ends_with_the_seeds(
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         ("BA,normratio", "no column 'normratio'; did you mean norm_ratio?"),
         ("BA/7", "no column 'BA/7'"),
         ("", "no column ''"),
     ],
 )
-def test_a_column_that_no_run_has_is_told(
-    runs: Runs, columns: str, told: str, capsys: pytest.CaptureFixture[str]
+def test_an_unknown_column_is_a_user_error(
+    runs: Runs, columns: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.add("krum", finished())
     assert main([str(runs.top), "--columns", columns]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     (line,) = shown.err.splitlines()
-    assert line.startswith(f"fedbench.report: --columns {columns}: {told}")
+    assert line.startswith(f"fedbench.report: --columns {columns}: {message}")
 
 
 @pytest.mark.parametrize("broken", [5, [0.1], "a", {"0": "much"}])
-def test_a_damaged_ba_by_backdoor_is_one_unreadable_run(runs: Runs, broken: Any) -> None:
+def test_a_damaged_ba_by_backdoor_makes_one_run_unreadable(runs: Runs, broken: Any) -> None:
     runs.add("krum", finished(BA_by_backdoor=broken))
     runs.add("median", finished())
     assert [run.status for run in read_runs([runs.top])] == ["unreadable", "finished"]
