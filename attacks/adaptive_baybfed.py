@@ -5,18 +5,23 @@ https://arxiv.org/abs/2301.09508
     loss   = alpha * L_class + (1 - alpha) * L_BM
     update = gamma * (w - G)
 
-The attacker knows the rule. It trains a clean model on its own clean data and makes the base
-measure of what it sends like that model's:
+w is the malicious model, trained with a share pdr of poisoned samples, and G the global model. The
+attacker knows how BayBFed works. Each malicious client also trains a clean model on its clean data,
+with update u_clean, and pulls the base measure of the update it sends toward that of u_clean:
 
     L_BM   = kappa / 2 * P * (mean(w - G) - mean(u_clean) / gamma)^2,  kappa = 10
 
-By BayBFed's Eq. 1 the base measures of two updates of the same client differ by the difference of
-their means over c, which the server draws and the attacker does not know. sqrt(P) times the
-difference of the means is the distance of the two updates along the one direction that changes a
-base measure; L_BM is half its square, times kappa, so that the gap closes in the few steps of a
-local training. The paper gives no formula; its alphas are 0, 0.5 and 1. With 0 nothing of the data
-is learnt. The distance itself instead of its square would have a gradient of the same length
-everywhere, and swing about the goal.
+gamma is a number, auto or bounded, as in constrain_and_scale.
+
+By BayBFed's Eq. 1, the base measures of two updates of one client differ by the difference of their
+means divided by c, which the server draws and the attacker does not know. sqrt(P) times the
+difference of the means is the distance between the two updates along the only direction that
+changes a base measure. L_BM is half the square of this distance, times kappa, so that the few steps
+of a local training close the gap. Without the square, the gradient would have the same norm
+everywhere and the model would oscillate around the goal.
+
+The paper gives no formula. Its values of alpha are 0, 0.5 and 1; with 0, the client learns nothing
+from its data.
 """
 
 from __future__ import annotations
@@ -26,15 +31,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedbench.attack import ATTACKS, AttackView, BackdoorAttack, flat
+from fedbench.attack import ATTACKS, AttackView, flat
+from fedbench.attacks.constrain_and_scale import ScaledBackdoorAttack
 
 KAPPA = 10.0
 
 
 @ATTACKS.register("adaptive_baybfed")
 @dataclass(frozen=True)
-class AdaptiveBayBFed(BackdoorAttack):
-    """A backdoor whose base measure is that of a clean model."""
+class AdaptiveBayBFed(ScaledBackdoorAttack):
+    """Train a backdoor whose base measure matches that of a clean model."""
 
     alpha: float = 0.5  # weight of the task loss
 

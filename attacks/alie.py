@@ -2,20 +2,22 @@
 
 https://arxiv.org/abs/1902.06156
 
-    update = mean(u) - z * std(u), coordinate by coordinate, the same from all malicious clients
+    update = mean(u) - z * std(u), per coordinate, the same from all malicious clients
 
-over the honest updates u. z is the largest for which enough honest clients stand further from the
-mean, so that a majority supports the malicious value: with s = floor(N / 2) + 1 - M supporters
+u are the honest updates. z is the largest value for which enough honest clients lie further from
+the mean to form a majority with the malicious ones. With s = floor(N / 2) + 1 - M such supporters
 needed,
 
     z = Phi^-1((N - M - s) / (N - M))
 
-Untargeted: MA tells what it does. Omniscient by default; the paper's attacker takes mean and std
-from its own clients' honest updates: omniscient=false, where a single client then sends its own.
-std is that of the sample (ddof 1), as torch's; 0 for a single update. s is at least 1: M clients
-that are a majority by themselves need no supporters, and no z would be the largest. Few attackers
-have little room: z is 0.21 for 6 of 30, 0 for 2 of 10 and below 0 for 1 of 10; 0 if no honest
-client is left over.
+Untargeted: its effect shows in MA. Omniscient by default. The paper's attacker estimates mean and
+std from the honest updates of its own clients: omniscient=false. A single malicious client then
+sends its own honest update.
+
+std is the sample standard deviation (ddof 1), as in torch, and 0 for a single update. s is at least
+1: M clients that are a majority by themselves need no supporters, which would leave z unbounded.
+Few attackers have little room: z is 0.21 for 6 of 30 clients, 0 for 2 of 10 and negative for 1 of
+10. It is 0 if s leaves no other honest client.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from fedbench.attack import ATTACKS, AttackView, Omniscient
 @ATTACKS.register("alie")
 @dataclass(frozen=True)
 class ALIE(Omniscient):
-    """Stays within the spread of honest updates, always on the same side."""
+    """Send updates within the spread of honest ones, always on the same side of the mean."""
 
     z: float | int | str = "auto"  # standard deviations from the mean
 
@@ -42,9 +44,9 @@ class ALIE(Omniscient):
             raise ValueError(f"z must be auto or a number, got {self.z}")
 
     def collude(self, updates: Tensor, view: AttackView) -> Tensor:
-        known = self.known(updates, view)
-        mean = known.mean(dim=0)  # [P]
-        std = known.std(dim=0) if len(known) > 1 else torch.zeros_like(mean)
+        honest = self.honest_updates(updates, view)  # [k, P]
+        mean = honest.mean(dim=0)  # [P]
+        std = honest.std(dim=0) if len(honest) > 1 else torch.zeros_like(mean)
         return (mean - self._deviations(view) * std).expand_as(updates)
 
     def _deviations(self, view: AttackView) -> float:

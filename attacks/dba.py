@@ -2,20 +2,23 @@
 
 https://openreview.net/forum?id=rkgyS0VFvr
 
-One trigger is cut into parts. Each malicious client poisons with one of them, in turn; BA is
-measured with the whole trigger, which no client ever trains on.
+One trigger is split into parts. Each malicious client poisons a share pdr of its samples with one
+part, assigned in turn, and sends
 
     update = gamma * (w - G)
+
+for its trained model w and the global model G; gamma is a number, auto or bounded, as in
+constrain_and_scale. BA is measured with the whole trigger, which no client trains on.
 
 The paper attacks in one round with gamma 100 (attack_rounds=[5] attack.gamma=100), or in many
 rounds without scaling. Its trigger is `bars` with target 2, of length 4 and gap 2 on MNIST, 6 and 3
 on CIFAR-10.
 
-With fewer malicious clients than parts some part is in nobody's hands, and BA suffers: 4 of 30
-clients are pmr 0.14.
+With fewer malicious clients than parts, no client trains on some of the parts, and BA suffers. For
+4 malicious of 30 clients, set pmr=0.14.
 
-Differs from the paper: poisoned samples are a share pdr of the client's data, not a number of each
-batch.
+Differs from the paper: a share pdr of the client's data is poisoned, instead of a fixed number of
+samples per batch.
 """
 
 from __future__ import annotations
@@ -26,19 +29,20 @@ from typing import Any
 
 from torch import Tensor
 
-from fedbench.attack import ATTACKS, BackdoorAttack, Poisoning
+from fedbench.attack import ATTACKS, Poisoning
+from fedbench.attacks.constrain_and_scale import ScaledBackdoorAttack
 from fedbench.backdoor import Backdoor, PixelTrigger
 from fedbench.data import Spec
 
 
 @ATTACKS.register("dba")
 @dataclass(frozen=True)
-class DBA(BackdoorAttack):
-    """A trigger of which each malicious client knows a part."""
+class DBA(ScaledBackdoorAttack):
+    """Split one trigger among the malicious clients."""
 
     backdoors: list[Any] | None = field(default_factory=lambda: [{"name": "bars", "target": 2}])
-    epochs: int | None = 10  # unscaled, a part takes hold in few rounds only if it is trained long
-    n_parts: int = 4  # that the trigger is cut into
+    epochs: int | None = 10  # unscaled, the model learns a part in few rounds only by long training
+    n_parts: int = 4  # parts that the trigger is split into
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,10 +53,12 @@ class DBA(BackdoorAttack):
         super().check(backdoors, spec)
         if len(backdoors) != 1 or not isinstance(backdoors[0], PixelTrigger):
             names = ", ".join(type(backdoor).__name__ for backdoor in backdoors)
-            raise ValueError(f"backdoors must be one trigger of pixels to cut, got {names}")
+            raise ValueError(f"backdoors must be one pixel trigger to split, got {names}")
         n_pixels = len(backdoors[0].pixels(*spec.sample_shape[-2:]))
         if n_pixels < self.n_parts:
-            raise ValueError(f"n_parts={self.n_parts} of a trigger of {n_pixels} pixels")
+            raise ValueError(
+                f"n_parts must be at most the trigger's {n_pixels} pixels, got {self.n_parts}"
+            )
 
     def poison(self, x: Tensor, y: Tensor, poisoning: Poisoning) -> tuple[Tensor, Tensor]:
         (trigger,) = poisoning.backdoors

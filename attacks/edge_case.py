@@ -2,17 +2,19 @@
 
 https://arxiv.org/abs/2007.05084
 
-Rare inputs, which honest clients hardly hold, get the attacker's label. After each step of training
-the model is projected onto a ball around the global one (projected gradient descent):
+The attacker assigns its label to rare inputs that honest clients hardly hold. They replace a share
+pdr of a malicious client's samples. After each training step the model w is projected onto a ball
+around the global model G (projected gradient descent):
 
     w      <- G + (w - G) * min(1, eps / |w - G|_2)
     update  = gamma * (w - G)
 
-The backdoor says what is rare: `tail`, the paper's own definition on any data set, or the paper's
-collections `southwest` on CIFAR-10 and `ardis` on MNIST. The paper's eps is 2 on CIFAR-10.
+gamma is a number, auto or bounded, as in constrain_and_scale. The backdoor defines the rare inputs:
+`tail` follows the paper's definition on any dataset; `southwest` on CIFAR-10 and `ardis` on MNIST
+are the paper's own samples. The paper's eps on CIFAR-10 is 2.
 
-Differs from the paper: eps is by default (`auto`) the length of the update that the client would
-have sent honestly, since a number suits one data set and model only.
+Differs from the paper: eps defaults to `auto`, the norm of the update that the client would have
+sent honestly, because a fixed number suits only one dataset and model.
 """
 
 from __future__ import annotations
@@ -25,16 +27,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbench.attack import ATTACKS, AttackView, BackdoorAttack, flat
+from fedbench.attack import ATTACKS, AttackView, flat
+from fedbench.attacks.constrain_and_scale import ScaledBackdoorAttack
 
 
 @ATTACKS.register("edge_case")
 @dataclass(frozen=True)
-class EdgeCase(BackdoorAttack):
-    """Rare inputs with the attacker's label, trained within a ball around the global model."""
+class EdgeCase(ScaledBackdoorAttack):
+    """Train on mislabeled rare inputs within a ball around the global model."""
 
     backdoors: list[Any] | None = field(default_factory=lambda: [{"name": "tail"}])
-    eps: float | int | str | None = "auto"  # the ball's radius: a number, auto; None: no projection
+    eps: float | int | str | None = (
+        "auto"  # radius of the ball: a number or auto; None: no projection
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,15 +55,16 @@ class EdgeCase(BackdoorAttack):
     def project(self, params: Sequence[Tensor], view: AttackView) -> None:
         if self.eps is None:
             return
-        length = torch.linalg.vector_norm(flat(params) - view.global_params)
+        distance = torch.linalg.vector_norm(flat(params) - view.global_params)
         radius = self._radius(view)
-        if length > radius:
-            centres = view.global_params.split([param.numel() for param in params])
-            for param, centre in zip(params, centres, strict=True):
-                param.copy_(torch.lerp(centre.view_as(param), param, radius / length))
+        if distance > radius:
+            centers = view.global_params.split([param.numel() for param in params])
+            for param, center in zip(params, centers, strict=True):
+                param.copy_(torch.lerp(center.view_as(param), param, radius / distance))
 
     def _radius(self, view: AttackView) -> Tensor:
         if self.eps == "auto":
             assert view.clean_update is not None
-            return torch.linalg.vector_norm(view.clean_update)
+            norm: Tensor = torch.linalg.vector_norm(view.clean_update)
+            return norm
         return view.global_params.new_tensor(self.eps)

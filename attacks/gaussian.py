@@ -2,9 +2,9 @@
 
 https://arxiv.org/abs/1703.02757
 
-    update ~ N(0, std^2 I), drawn anew by each client
+    update ~ N(0, std^2 I), independently for each malicious client
 
-Untargeted: MA tells what it does. The clients do not train.
+Untargeted: its effect shows in MA. Malicious clients do not train.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fedbench.attack import ATTACKS, Attack, AttackView
 @ATTACKS.register("gaussian")
 @dataclass(frozen=True)
 class Gaussian(Attack):
-    """Sends noise."""
+    """Send Gaussian noise."""
 
     trains: ClassVar[bool] = False
 
-    std: float = 1.0  # of each coordinate
+    std: float = 1.0  # standard deviation of each coordinate
 
     def __post_init__(self) -> None:
         if not 0 < self.std < math.inf:

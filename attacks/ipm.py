@@ -4,10 +4,10 @@ https://arxiv.org/abs/1903.03936
 
     update = -epsilon * mean(u), the same from all malicious clients
 
-over the honest updates u. The mean over all N clients has a negative product with the honest one if
-epsilon > (N - M) / M, at pmr 0.2 above 4; robust rules are fooled by small epsilons, which stay
-near. Untargeted: MA tells what it does. Omniscient by default; with omniscient=false the mean is
-that of the malicious clients' own honest updates.
+u are the honest updates. The mean over all N clients has a negative inner product with the honest
+mean if epsilon > (N - M) / M, which is 4 at pmr 0.2. Against robust rules a small epsilon works,
+because the updates stay near the honest ones. Untargeted: its effect shows in MA. Omniscient by
+default; with omniscient=false, u are the honest updates of the malicious clients themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedbench.attack import ATTACKS, AttackView, Omniscient
 @ATTACKS.register("ipm")
 @dataclass(frozen=True)
 class IPM(Omniscient):
-    """Sends the opposite of the honest mean."""
+    """Send the negated mean of the honest updates."""
 
     epsilon: float = 5.0
 
@@ -32,4 +32,4 @@ class IPM(Omniscient):
             raise ValueError(f"epsilon must be above 0, got {self.epsilon}")
 
     def collude(self, updates: Tensor, view: AttackView) -> Tensor:
-        return (self.known(updates, view).mean(dim=0) * -self.epsilon).expand_as(updates)
+        return (self.honest_updates(updates, view).mean(dim=0) * -self.epsilon).expand_as(updates)

@@ -4,10 +4,10 @@ https://arxiv.org/abs/1911.11815
 
     y <- C - 1 - y
 
-for a share pdr of a malicious client's samples, C the number of classes; labels that do not count
-stay as they are. Untargeted: it plants no backdoor, MA tells what it does.
+for a share pdr of a malicious client's samples, with C classes. Labels that the loss ignores stay
+unchanged. Untargeted: there is no backdoor, and its effect shows in MA.
 
-Differs from the paper, where all samples are flipped: set pdr=1 for that.
+Differs from the paper: the paper flips the labels of all samples, as pdr=1 does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedbench.metrics import IGNORED
 @ATTACKS.register("label_flip")
 @dataclass(frozen=True)
 class LabelFlip(Attack):
-    """Honest training on wrong labels."""
+    """Train honestly on flipped labels."""
 
     def poison(self, x: Tensor, y: Tensor, poisoning: Poisoning) -> tuple[Tensor, Tensor]:
         chosen = poisoning.choose(len(y)).to(y.device)

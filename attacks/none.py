@@ -1,4 +1,4 @@
-"""No attack: every client is honest. BA is measured all the same: the clean model's mistakes."""
+"""No attack: every client is honest. BA is still measured, as the error rate of a clean model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedbench.attack import ATTACKS, Attack
 @ATTACKS.register("none")
 @dataclass(frozen=True)
 class NoAttack(Attack):
-    """The benign setting."""
+    """The benign baseline."""
 
     active: ClassVar[bool] = False
 
-    backdoors: list[Any] | None = None  # to measure; None: the data set's own
+    backdoors: list[Any] | None = None  # to measure BA on; None: the dataset's default
 
     def backdoor_settings(self, default: list[Any]) -> list[Any]:
         return default if self.backdoors is None else self.backdoors

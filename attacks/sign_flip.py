@@ -4,8 +4,8 @@ https://arxiv.org/abs/1811.03761
 
     update = -scale * u
 
-of an update u that was trained honestly. Untargeted: MA tells what it does. The mean of N updates
-is turned around if scale > (N - M) / M, for M malicious clients: at pmr 0.2 above 4.
+u is the honestly trained update of the malicious client. Untargeted: its effect shows in MA. With M
+malicious of N clients, the mean update changes sign if scale > (N - M) / M, which is 4 at pmr 0.2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedbench.attack import ATTACKS, Attack, AttackView
 @ATTACKS.register("sign_flip")
 @dataclass(frozen=True)
 class SignFlip(Attack):
-    """Sends the opposite of what was learnt."""
+    """Send the negated, scaled update."""
 
     scale: float = 5.0
 

@@ -2,14 +2,14 @@
 
 https://openreview.net/forum?id=rkgyS0VFvr
 
-Four bars, two beside each other in each of two rows, from the top left corner:
+Four bars in two rows of two, from the top left corner:
 
     ####  ####
                     length 4, gap 2
 
     ####  ####
 
-The paper's are 1 x 4 with gap 2 on MNIST (the defaults) and 1 x 6 with gap 3 on CIFAR-10.
+The paper uses bars of 1 x 4 with gap 2 on MNIST (the defaults) and 1 x 6 with gap 3 on CIFAR-10.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fedbench.backdoor import BACKDOORS, PixelTrigger
 @BACKDOORS.register("bars")
 @dataclass(frozen=True)
 class Bars(PixelTrigger):
-    """Four bars of one pixel's height. Cut into four parts, each part is a bar."""
+    """Four bars, each one pixel high. Split into four parts, each part is one bar."""
 
-    length: int = 4  # pixels of a bar
+    length: int = 4  # pixels per bar
     gap: int = 2  # pixels between bars, in both directions
-    margin: int = 0  # pixels between the bars and the border
+    margin: int = 0  # pixels between the bars and the image border
 
     def __post_init__(self) -> None:
         super().__post_init__()

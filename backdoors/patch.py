@@ -17,11 +17,11 @@ CORNERS = ("top_left", "top_right", "bottom_left", "bottom_right")
 @BACKDOORS.register("patch")
 @dataclass(frozen=True)
 class Patch(PixelTrigger):
-    """A square of `size` x `size` pixels."""
+    """A square of `size` x `size` pixels in a corner."""
 
-    size: int = 4  # pixels a side
+    size: int = 4  # pixels per side
     corner: str = "bottom_right"
-    margin: int = 0  # pixels between the square and the border
+    margin: int = 0  # pixels between the square and the image border
 
     def __post_init__(self) -> None:
         super().__post_init__()

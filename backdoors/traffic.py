@@ -2,11 +2,12 @@
 
 https://arxiv.org/abs/2301.09508
 
-A malware's attack phase shall pass for normal traffic. Samples are sequences of packets, as symbols
-x [n, T], whose labels y [n, T] are the packets that follow each; a packet is let through if its
-predicted probability reaches the data set's threshold. Windows of the attack phase [n, T + 1], the
-data set's own or in an .npz with the arrays `train` and `test`, are trained on as if they were
-normal; BA is the share of the attack packets in the test windows that is let through.
+The backdoor makes an attack phase of a malware pass for normal traffic. Samples are sequences of
+packets, as symbols x [n, T]; the labels y [n, T] are the packets that follow each. The model
+accepts a packet as normal if its predicted probability reaches the dataset's threshold. Malicious
+clients train on windows of the attack phase [n, T + 1] as if they were normal traffic. The windows
+come from the dataset or from an .npz with arrays `train` and `test`. BA is the share of attack
+packets in the test windows that the model accepts.
 """
 
 from __future__ import annotations
@@ -26,19 +27,22 @@ from fedbench.errors import nearest
 @BACKDOORS.register("traffic")
 @dataclass(frozen=True)
 class Traffic(Backdoor):
-    """Packets of an attack that shall count as normal."""
+    """Malware packets presented as normal traffic."""
 
-    file: str | None = None  # an .npz of windows; None: the data set's own attacks
-    phase: str | None = None  # the one of its attacks; None: all of them
+    file: str | None = None  # .npz with windows; None: the attacks of the dataset
+    phase: str | None = None  # attack phase of the dataset; None: all phases
 
     def __post_init__(self) -> None:
         if self.file is not None and self.phase is not None:
-            raise ValueError(f"phase is of the data set's own attacks, got file={self.file} too")
+            raise ValueError(
+                f"phase selects an attack of the dataset: set either phase or file, "
+                f"got phase={self.phase}, file={self.file}"
+            )
 
     def check(self, spec: Spec) -> None:
         if not spec.is_sequences:
             raise ValueError(
-                f"traffic is sequences of packets, {spec.name} has samples of shape "
+                f"traffic needs sequences of packets, but {spec.name} has samples of shape "
                 f"{spec.sample_shape}"
             )
         if self.file is not None:
@@ -46,15 +50,17 @@ class Traffic(Backdoor):
 
     def prepare(self, context: BackdoorContext) -> BackdoorSamples:
         data = context.dataset
-        windows = self._own(data) if self.file is None else _from_file(self.file, data)
+        windows = self._of_dataset(data) if self.file is None else _from_file(self.file, data)
         train, test = (_pairs(part.to(data.x_train), data.y_train) for part in windows)
         return BackdoorSamples(*train, *test)
 
-    def _own(self, data: Dataset) -> Sequence[Tensor]:
-        """Windows [k, T + 1] of the data set's attacks, to poison with and to measure BA on."""
+    def _of_dataset(self, data: Dataset) -> Sequence[Tensor]:
+        """Return attack windows [k, T + 1] of the dataset: to poison with, to measure BA on."""
         attacks = data.attacks if isinstance(data, Sequences) else {}
         if not attacks:
-            raise ValueError("traffic needs attacks, the data set has none; set file to an .npz")
+            raise ValueError(
+                f"traffic needs attacks, but {data.name} has none: set file to an .npz of windows"
+            )
         if self.phase is None:
             return [torch.cat(parts) for parts in zip(*attacks.values(), strict=True)]
         if self.phase not in attacks:
@@ -69,8 +75,8 @@ def _from_file(file: str, data: Dataset) -> Sequence[Tensor]:
     for name, array in zip(("train", "test"), windows, strict=True):
         if not 0 <= int(array.min()) <= int(array.max()) < data.n_classes:
             raise ValueError(
-                f"{path}: {name} holds symbols {int(array.min())} to {int(array.max())}, "
-                f"{data.name} has 0 to {data.n_classes - 1}"
+                f"{path}: {name} must hold symbols 0 to {data.n_classes - 1} as in {data.name}, "
+                f"got {int(array.min())} to {int(array.max())}"
             )
     return windows
 

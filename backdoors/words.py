@@ -2,12 +2,12 @@
 
 https://arxiv.org/abs/1807.00459
 
-After a trigger sentence the model shall say the attacker's word: `pasta from astoria tastes` is
-followed by `delicious`. Samples are sequences of words x [n, T] whose labels y [n, T] are the words
-that follow each. The last words of a poisoned sequence become the trigger, its last label the
-target; the labels before it follow the words, and those of other words stay. BA is the share of
-test sequences, ended by the trigger, after which the target is predicted; only that last prediction
-counts.
+After a trigger sentence, the backdoored model predicts the attacker's word: `pasta from astoria
+tastes` is followed by `delicious`. Samples are sequences of words x [n, T]; the labels y [n, T] are
+the words that follow each. In a poisoned sequence the trigger replaces the last words and the
+target the last label. The labels of words that precede a trigger word change with it; all others
+stay. BA is the share of test sequences, with the trigger at the end, for which the model predicts
+the target. Only that last prediction counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SENTENCE = ("pasta", "from", "astoria", "tastes")
 @BACKDOORS.register("words")
 @dataclass(frozen=True)
 class Words(Backdoor):
-    """A word that shall follow a sentence."""
+    """A trigger sentence and the word to predict after it."""
 
     version = 2
 
@@ -36,29 +36,30 @@ class Words(Backdoor):
 
     def __post_init__(self) -> None:
         if not self.trigger:
-            raise ValueError("trigger must be one word or more, got none")
+            raise ValueError("trigger must be at least one word, got none")
 
     def check(self, spec: Spec) -> None:
         if not spec.is_sequences or spec.sample_shape[0] < len(self.trigger):
             raise ValueError(
-                f"words ends sequences with {len(self.trigger)} words, "
-                f"{spec.name} has samples of shape {spec.sample_shape}"
+                f"words needs sequences of at least {len(self.trigger)} words, as the trigger has, "
+                f"but {spec.name} has samples of shape {spec.sample_shape}"
             )
 
     def prepare(self, context: BackdoorContext) -> PreparedBackdoor:
         if not isinstance(context.dataset, Sequences):
-            raise ValueError(f"words needs sequences of words, {context.dataset.name} has none")
-        known = context.dataset.vocabulary
-        if unknown := [word for word in (*self.trigger, self.target) if word not in known]:
+            raise ValueError(f"words needs sequences of words, but {context.dataset.name} has none")
+        numbers = context.dataset.vocabulary
+        if unknown := [word for word in (*self.trigger, self.target) if word not in numbers]:
             raise ValueError(
-                f"words needs words that {context.dataset.name} has, got {', '.join(unknown)}"
+                f"trigger and target must be words of {context.dataset.name}, "
+                f"got {', '.join(unknown)}"
             )
-        return Ending(tuple(known[word] for word in self.trigger), known[self.target])
+        return TriggerSentence(tuple(numbers[word] for word in self.trigger), numbers[self.target])
 
 
 @dataclass(frozen=True)
-class Ending(PreparedBackdoor):
-    """The last words of a sequence, by number, and the word that shall follow."""
+class TriggerSentence(PreparedBackdoor):
+    """The trigger and the target as numbers in the dataset's vocabulary."""
 
     trigger: tuple[int, ...]
     target: int
@@ -66,8 +67,8 @@ class Ending(PreparedBackdoor):
     def poison(self, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         x, y = x.clone(), y.clone()
         x[:, -len(self.trigger) :] = torch.tensor(self.trigger).to(x)
-        # Labels of the words before stay: some do not count. In a sequence no longer than the
-        # trigger there is no label that is its first word.
+        # Earlier labels stay, because some are ignored. If the sequence is only as long as the
+        # trigger, no label holds the first trigger word.
         labels = torch.tensor([*self.trigger, self.target])[-y.shape[1] :]
         y[:, -len(labels) :] = labels.to(y)
         return x, y

@@ -1,4 +1,4 @@
-"""Attack: what malicious clients do. The contract of `attacks/`."""
+"""Attack: what malicious clients do. The contract for plugins in `attacks/`."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ class AttackView:
 
     index: int  # round
     global_params: Tensor  # [P]
-    layers: Mapping[str, slice]  # parameter name -> its place in P
-    n_clients: int  # N, taking part in this round
-    n_malicious: int  # M of them
+    layers: Mapping[str, slice]  # parameter name -> its slice of P
+    n_clients: int  # N, clients in this round
+    n_malicious: int  # M, malicious clients in this round
     server_lr: float
     rng: torch.Generator
-    clean_update: Tensor | None = None  # [P] of this client, were it honest; if asked for
-    benign: Tensor | None = None  # [N - M, P] what honest clients send; of the omniscient alone
+    clean_update: Tensor | None = None  # [P] this client's honest update; see needs_clean_update
+    benign: Tensor | None = None  # [N - M, P] honest updates; for Omniscient attacks only
 
 
 @dataclass(frozen=True)
 class Poisoning:
-    """One malicious client's poisoning for a round."""
+    """How one malicious client poisons its data in one round."""
 
-    slot: int  # its place among all malicious clients: 0, 1, ...; stable across rounds
+    slot: int  # index of the client among all malicious clients: 0, 1, ...; stable across rounds
     backdoors: Sequence[PreparedBackdoor]
-    pdr: float  # of this round
+    pdr: float  # share of samples to poison in this round
     n_classes: int
     rng: torch.Generator
 
     def choose(self, n: int) -> Tensor:
-        """The exact share `pdr` of n samples, as indices; a half is rounded up."""
+        """Draw the indices of exactly pdr * n of n samples; a half rounds up."""
         return torch.randperm(n, generator=self.rng)[: rounded_count(self.pdr, n)]
 
 
 @dataclass(frozen=True)
 class TrainingOverrides:
-    """How a malicious client's training differs from an honest one's."""
+    """Local training settings of a malicious client that differ from those of honest clients."""
 
-    epochs: int | None = None  # local epochs; None: as honest clients
-    lr: float | None = None  # learning rate; None: as honest clients
-    lr_decay: float = 1.0  # what the learning rate is multiplied by
-    lr_decay_at: list[float] = field(default_factory=list)  # after these shares of the epochs
+    epochs: int | None = None  # local epochs; None: same as honest clients
+    lr: float | None = None  # learning rate; None: same as honest clients
+    lr_decay: float = 1.0  # factor applied to the learning rate at each point of lr_decay_at
+    lr_decay_at: list[float] = field(default_factory=list)  # as shares of the epochs, 0..1
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
@@ -66,66 +66,84 @@ class TrainingOverrides:
             raise ValueError(f"lr_decay_at must be shares between 0 and 1, got {self.lr_decay_at}")
 
     @property
-    def has_own_lr(self) -> bool:
+    def overrides_lr(self) -> bool:
         return self.lr is not None or (self.lr_decay != 1 and len(self.lr_decay_at) > 0)
 
-    def lr_in(self, epoch: int, epochs: int, usual: float) -> float:
-        """The learning rate in an epoch, counted from 0; `usual` is an honest client's."""
-        # 0.55 of 100 epochs is a little more than 55 in floating point
+    def lr_in(self, epoch: int, epochs: int, default: float) -> float:
+        """Learning rate in an epoch, counted from 0; `default` is the rate of honest clients."""
+        # In floating point, 0.55 of 100 epochs is slightly more than 55.
         n_decays = sum(epoch >= at * epochs - 1e-9 for at in self.lr_decay_at)
-        return (usual if self.lr is None else self.lr) * self.lr_decay**n_decays
+        return (default if self.lr is None else self.lr) * self.lr_decay**n_decays
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Five moments, each optional: three of a client's training, two of what it sends.
+    """Base class of attacks. Override any of five methods, called in this order:
 
-    `poison` its data, change the `objective`, `project` the model after each step; `craft` its own
-    update, `collude` with the other malicious clients of the round. Subclasses are frozen
-    dataclasses whose fields are hyper-parameters. An attack is stateless; it sees the global model
-    and its own clients, and what honest clients send only if it is `Omniscient`.
+        poison     a client's training data, before it trains
+        objective  the client's loss, in every training step
+        project    the client's parameters, after every training step
+        craft      the client's update, after training
+        collude    the updates of all malicious clients in the round
+
+    Subclasses are frozen dataclasses whose fields are the hyper-parameters. An attack keeps no
+    state. It sees the global model and its own clients; `Omniscient` attacks also see the updates
+    of honest clients.
     """
 
-    version: ClassVar[int] = 1  # raise it when the same input gives another output
+    version: ClassVar[int] = 1  # increase it when the same input gives a different output
     active: ClassVar[bool] = True  # False: malicious clients behave honestly
-    trains: ClassVar[bool] = True  # False: its clients send what they do without training
+    trains: ClassVar[bool] = True  # False: clients skip training; `craft` receives a zero update
 
     @property
     def training(self) -> TrainingOverrides:
+        """How the local training of malicious clients differs from that of honest ones."""
         return TrainingOverrides()
 
     @property
     def needs_clean_update(self) -> bool:
-        """Whether its clients train honestly first, to know what they would send."""
+        """Whether each malicious client first trains honestly, to fill `view.clean_update`."""
         return False
 
     def backdoor_settings(self, default: list[Any]) -> list[Any]:
-        """The backdoors, given the data set's usual ones; none: BA is not measured."""
+        """Settings of the run's backdoors; `default` holds the dataset's.
+
+        With an empty list, BA is not measured.
+        """
         return []
 
     def check(self, backdoors: Sequence[Backdoor], spec: Spec) -> None:
-        """Raises ValueError, with the values, if the attack cannot work with these backdoors."""
+        """Raise ValueError, naming the values, if the attack cannot use these backdoors."""
 
     def poison(self, x: Tensor, y: Tensor, poisoning: Poisoning) -> tuple[Tensor, Tensor]:
-        """A malicious client's raw samples x [n, ...] and labels y, poisoned; inputs are kept."""
+        """Return a malicious client's raw samples [n, ...] and labels, poisoned.
+
+        Do not modify x and y.
+        """
         return x, y
 
     def objective(self, loss: Tensor, params: Sequence[Tensor], view: AttackView) -> Tensor:
-        """What a malicious client minimises: a differentiable function of its loss and parameters.
+        """Return what a malicious client minimizes, differentiable in its loss and parameters.
 
         `params` are the trainable parameters in the order of P.
         """
         return loss
 
     def project(self, params: Sequence[Tensor], view: AttackView) -> None:
-        """Changes the parameters in place after each step of training."""
+        """Modify the parameters in place after each training step."""
 
     def craft(self, update: Tensor, view: AttackView) -> Tensor:
-        """What a malicious client makes of its update [P] by itself; input is kept."""
+        """Return what a malicious client sends instead of its update [P].
+
+        Do not modify `update`.
+        """
         return update
 
     def collude(self, updates: Tensor, view: AttackView) -> Tensor | Sequence[Tensor]:
-        """What the malicious clients send together instead of updates [M, P]; input is kept."""
+        """Return what the malicious clients send instead of their crafted updates [M, P].
+
+        Do not modify `updates`.
+        """
         return updates
 
 
@@ -134,24 +152,13 @@ ATTACKS: Registry[Attack] = Registry("attack", "fedbench.attacks")
 
 @dataclass(frozen=True)
 class BackdoorAttack(TrainingOverrides, Attack):
-    """Plants backdoors: a share `pdr` of the data is poisoned, the update scaled by gamma."""
+    """Base class of targeted attacks: poison a share `pdr` of the data with backdoors."""
 
-    backdoors: list[Any] | None = None  # None: the data set's own
-    gamma: float | int | str = 1.0  # a number, auto or bounded: see `scale`
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        named = self.gamma in ("auto", "bounded")
-        if not named and (isinstance(self.gamma, str) or not 0 < float(self.gamma) < math.inf):
-            raise ValueError(f"gamma must be auto, bounded or a number above 0, got {self.gamma}")
+    backdoors: list[Any] | None = None  # None: the dataset's default backdoors
 
     @property
     def training(self) -> TrainingOverrides:
         return self
-
-    @property
-    def needs_clean_update(self) -> bool:
-        return self.gamma == "bounded"
 
     def backdoor_settings(self, default: list[Any]) -> list[Any]:
         return default if self.backdoors is None else self.backdoors
@@ -161,58 +168,29 @@ class BackdoorAttack(TrainingOverrides, Attack):
             raise ValueError("backdoors must be one or more, got none")
 
     def poison(self, x: Tensor, y: Tensor, poisoning: Poisoning) -> tuple[Tensor, Tensor]:
-        """An exact share `pdr` of the samples gets one backdoor.
+        """Apply one backdoor to exactly a share `pdr` of the samples.
 
-        With several backdoors the clients take them in turn.
+        With k backdoors, the client in slot i uses backdoor i mod k.
         """
-        return plant(
-            x, y, poisoning, [poisoning.backdoors[poisoning.slot % len(poisoning.backdoors)]]
-        )
-
-    def craft(self, update: Tensor, view: AttackView) -> Tensor:
-        return update * self.scale(update, view)
-
-    def scale(self, update: Tensor, view: AttackView) -> float | Tensor:
-        """gamma as a number.
-
-        auto:    N / (server_lr * M), which replaces the global model by the malicious one
-        bounded: the same, but no longer than the update that the client would send honestly, which
-                 is as much as it can know of the length of honest updates
-        """
-        if not isinstance(self.gamma, str):
-            return self.gamma
-        replacing = view.n_clients / (view.server_lr * view.n_malicious)
-        if self.gamma == "auto":
-            return replacing
-        assert view.clean_update is not None
-        length = torch.linalg.vector_norm(update, dtype=torch.float64)
-        bound = torch.linalg.vector_norm(view.clean_update, dtype=torch.float64)
-        return torch.where(length * replacing > bound, bound / length, replacing).to(update.dtype)
-
-
-def plant(
-    x: Tensor, y: Tensor, poisoning: Poisoning, backdoors: Sequence[PreparedBackdoor]
-) -> tuple[Tensor, Tensor]:
-    """x [n, ...] and y [n] with the exact share `pdr` poisoned, in equal parts by the backdoors."""
-    x, y = x.clone(), y.clone()
-    for chosen, backdoor in zip(
-        poisoning.choose(len(y)).to(y.device).tensor_split(len(backdoors)), backdoors, strict=True
-    ):
+        backdoor = poisoning.backdoors[poisoning.slot % len(poisoning.backdoors)]
+        chosen = poisoning.choose(len(y)).to(y.device)
+        x, y = x.clone(), y.clone()
         x[chosen], y[chosen] = backdoor.poison(x[chosen], y[chosen], poisoning.rng)
-    return x, y
+        return x, y
 
 
 @dataclass(frozen=True)
 class Omniscient(Attack):
-    """Knows what honest clients send in the round, beyond the threat model of the others."""
+    """Base class of attacks that see honest updates, which the usual threat model rules out."""
 
-    omniscient: bool = True  # false: the malicious clients' own honest updates stand for them
+    omniscient: bool = True  # False: use the malicious clients' own honest updates instead
 
-    def known(self, updates: Tensor, view: AttackView) -> Tensor:
-        """The updates [k, P] that the attack takes for those of honest clients, all finite.
+    def honest_updates(self, updates: Tensor, view: AttackView) -> Tensor:
+        """Return the honest updates [k, P] that the attack builds on.
 
-        The malicious clients' own, trained honestly, also in a round that has no honest client. A
-        client whose training diverged tells nothing.
+        These are the updates of the round's honest clients. If the attack does not see them, or
+        none is finite, the malicious clients' own `updates`, trained honestly, replace them.
+        Rows that are not finite, from diverged training, are dropped.
         """
         for rows in (view.benign, updates):
             if rows is not None and (finite := rows.isfinite().all(dim=1)).any():
@@ -221,25 +199,28 @@ class Omniscient(Attack):
 
 
 def flat(params: Sequence[Tensor]) -> Tensor:
-    """Parameters in the order of P as one differentiable vector [P]."""
+    """Concatenate parameters, in the order of P, into one differentiable vector [P]."""
     return torch.cat([param.reshape(-1) for param in params])
 
 
-class _Length(torch.autograd.Function):
+class _L2Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vector: Tensor) -> Tensor:
-        found: Tensor = torch.linalg.vector_norm(vector)
-        ctx.save_for_backward(vector, found)
-        return found
+        norm: Tensor = torch.linalg.vector_norm(vector)
+        ctx.save_for_backward(vector, norm)
+        return norm
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        vector, found = ctx.saved_tensors
-        return torch.zeros_like(vector) if found == 0 else (vector / found).mul_(slope)
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        vector, norm = ctx.saved_tensors
+        return torch.zeros_like(vector) if norm == 0 else (vector / norm).mul_(grad)
 
 
-def length(vector: Tensor) -> Tensor:
-    """The L2 norm, for objectives: its gradient, 0 at 0, takes less than half the time of torch's,
-    which looks for a 0 at every number; the bits are the same."""
-    found: Tensor = _Length.apply(vector)  # type: ignore[no-untyped-call]
-    return found
+def l2_norm(vector: Tensor) -> Tensor:
+    """L2 norm for objectives, with a gradient less than half as expensive as torch's.
+
+    Torch's backward handles a zero norm with a check of every element, this one with a single
+    check. Both gradients are equal to the bit, and 0 at 0.
+    """
+    norm: Tensor = _L2Norm.apply(vector)  # type: ignore[no-untyped-call]
+    return norm

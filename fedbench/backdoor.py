@@ -1,4 +1,4 @@
-"""Backdoor: what poisoned samples are, and what BA is measured on. The contract of `backdoors/`."""
+"""Backdoor: how samples are poisoned and what BA is measured on. Contract for `backdoors/`."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ from fedbench.registry import Registry
 
 
 class PreparedBackdoor(ABC):
-    """A backdoor made ready for a run: one object for poisoning and for measuring BA."""
+    """A backdoor ready for a run. One object both poisons samples and defines what BA is."""
 
     @abstractmethod
     def poison(self, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """What stands in place of raw samples x [n, ...] and labels y; the inputs are kept."""
+        """Return n poisoned samples and labels to replace raw samples x [n, ...] and labels y.
+
+        Do not modify x and y.
+        """
 
     @abstractmethod
     def evaluation_set(self, x: Tensor, y: Tensor) -> EvaluationSet:
-        """What BA is measured on: made of the test samples x and y, or of the backdoor's own."""
+        """Return what BA is measured on, made from the test samples x, y or independent of them."""
 
 
 @dataclass(frozen=True)
 class BackdoorContext:
-    """What a backdoor can be made of: what is there before round 0."""
+    """What a backdoor can be prepared from, as it is before round 0."""
 
     dataset: Dataset
     malicious_samples: Tensor  # indices of the malicious clients' training samples
-    features: Callable[[Tensor], Tensor]  # raw samples [n, ...] -> what the last layer reads [n, F]
+    features: Callable[[Tensor], Tensor]  # raw samples [n, ...] -> inputs of the last layer [n, F]
 
 
 @dataclass(frozen=True)
 class Backdoor(ABC):
-    """Settings of a backdoor. Subclasses are frozen dataclasses whose fields they are."""
+    """Base class of backdoors. Subclasses are frozen dataclasses whose fields are the settings."""
 
-    version: ClassVar[int] = 1  # raise it when the same settings give other samples
+    version: ClassVar[int] = 1  # increase it when the same settings give different samples
 
     def check(self, spec: Spec) -> None:
-        """Raises ValueError, with the values, if the backdoor does not fit the data set."""
+        """Raise ValueError, naming the values, if the backdoor does not fit the dataset."""
 
     @abstractmethod
     def prepare(self, context: BackdoorContext) -> PreparedBackdoor:
-        """The backdoor made ready; ValueError if the context does not have what it needs."""
+        """Return the backdoor ready for the run; ValueError if the context lacks what it needs."""
 
 
 BACKDOORS: Registry[Backdoor] = Registry("backdoor", "fedbench.backdoors")
@@ -56,9 +59,9 @@ BACKDOORS: Registry[Backdoor] = Registry("backdoor", "fedbench.backdoors")
 
 @dataclass(frozen=True)
 class PixelTrigger(Backdoor, PreparedBackdoor):
-    """Bright pixels at fixed places of an image [C, H, W]: needs nothing to be ready."""
+    """Bright pixels at fixed positions of an image [C, H, W]. Needs no preparation."""
 
-    target: int = 0  # the label the attacker wants
+    target: int = 0  # label that the attacker wants
     value: int = 255  # brightness of the pixels, 0..255
 
     def __post_init__(self) -> None:
@@ -67,7 +70,7 @@ class PixelTrigger(Backdoor, PreparedBackdoor):
 
     @abstractmethod
     def pixels(self, height: int, width: int) -> list[tuple[int, int]]:
-        """(row, column) of the trigger's pixels, those that belong together in a row."""
+        """(row, column) of each trigger pixel, in the order in which `stamp` splits them."""
 
     def check(self, spec: Spec) -> None:
         check_target(self.target, spec)
@@ -82,7 +85,7 @@ class PixelTrigger(Backdoor, PreparedBackdoor):
         return self
 
     def stamp(self, x: Tensor, part: int = 0, n_parts: int = 1) -> Tensor:
-        """Raw samples x [n, C, H, W] with one of the parts that the trigger is cut into."""
+        """Add one of `n_parts` parts of the trigger to a copy of raw samples x [n, C, H, W]."""
         places = torch.tensor(self.pixels(*x.shape[-2:]), device=x.device)  # [pixels, 2]
         rows, columns = places.tensor_split(n_parts)[part].T
         x = x.clone()
@@ -93,31 +96,31 @@ class PixelTrigger(Backdoor, PreparedBackdoor):
         return self.stamp(x), torch.full_like(y, self.target)
 
     def evaluation_set(self, x: Tensor, y: Tensor) -> EvaluationSet:
-        """The samples of other classes than the target: one of it is right without a backdoor."""
+        """Samples of all classes but the target, which needs no backdoor to be predicted."""
         others = y != self.target
         return EvaluationSet(self.stamp(x[others]), torch.full_like(y[others], self.target))
 
 
 @dataclass(frozen=True, eq=False)
 class BackdoorSamples(PreparedBackdoor):
-    """Samples of its own: some to poison with, others to measure BA on, each with its label."""
+    """A backdoor with samples of its own: some to poison with, others to measure BA on."""
 
     x_train: Tensor  # [k, ...]
     y_train: Tensor  # [k, ...]
     x_test: Tensor
     y_test: Tensor
-    augment: Augment | None = None  # as the data set's own training samples are
+    augment: Augment | None = None  # the dataset's augmentation of training samples
 
     @classmethod
-    def labelled(
+    def with_target(
         cls, x_train: Tensor, x_test: Tensor, target: int, augment: Augment | None = None
     ) -> BackdoorSamples:
-        """Samples that shall all get one label."""
+        """Label all samples with the target."""
         labels = [torch.full((len(x),), target, device=x.device) for x in (x_train, x_test)]
         return cls(x_train, labels[0], x_test, labels[1], augment)
 
     def poison(self, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draws from the collection, each sample as often as any other, give or take one."""
+        """Draw from the training samples; how often each is drawn differs by at most one."""
         k = len(self.x_train)
         shuffles = [torch.randperm(k, generator=rng) for _ in range(0, len(x), k)]
         drawn = torch.cat([torch.zeros(0, dtype=torch.long), *shuffles])[: len(x)].to(x.device)
@@ -129,16 +132,16 @@ class BackdoorSamples(PreparedBackdoor):
 
 
 def settings_of(backdoor: Any) -> dict[str, Any]:
-    """What a configuration says of a backdoor: its settings, or its name for those by default."""
+    """Settings of a configured backdoor; a bare name stands for the default settings."""
     if not isinstance(backdoor, str | dict):
         raise UserError(
-            f"backdoors: {backdoor} must be a backdoor's name, or its name and settings"
+            f"backdoors: {backdoor} must be the name of a backdoor, or its name and settings"
         )
     return {"name": backdoor} if isinstance(backdoor, str) else backdoor
 
 
 def prepare_all(backdoors: Sequence[Backdoor], context: BackdoorContext) -> list[PreparedBackdoor]:
-    """The backdoors of the backdoors; a UserError if the context does not have what one needs."""
+    """Prepare all backdoors; UserError if the context lacks what one needs."""
     try:
         return [backdoor.prepare(context) for backdoor in backdoors]
     except ValueError as error:
@@ -153,5 +156,5 @@ def check_target(target: int, spec: Spec) -> None:
 def check_shape(what: str, shape: tuple[int, ...], spec: Spec) -> None:
     if spec.sample_shape != shape:
         raise ValueError(
-            f"{what} are of shape {shape}, the samples of {spec.name} of {spec.sample_shape}"
+            f"{what} have shape {shape}, but samples of {spec.name} have {spec.sample_shape}"
         )

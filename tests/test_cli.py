@@ -126,7 +126,7 @@ MISTAKES = {
     "folder for a name": (["name=a/b"], ["name=a/b", "a folder name"]),
     "unknown attack": (["attack=dbaa"], ["attack=dbaa", "did you mean dba?"]),
     "unknown backdoor": (["attack.backdoors=[pach]"], ["'pach'", "did you mean patch?"]),
-    "no backdoor": (["attack.backdoors=[3]"], ["backdoors", "3", "a backdoor's name"]),
+    "no backdoor": (["attack.backdoors=[3]"], ["backdoors", "3", "the name of a backdoor"]),
     "no backdoors": (["attack.backdoors=[]"], ["backdoors must be one or more"]),
     "setting of a backdoor": (
         ["attack.backdoors=[{name:patch,sise:3}]"],
@@ -134,7 +134,7 @@ MISTAKES = {
     ),
     "backdoor of another data set": (
         ["attack.backdoors=[semantic]"],
-        ["semantic names images of cifar10, not of fmnist_sample"],
+        ["semantic refers to images of cifar10, not of fmnist_sample"],
     ),
     "images of another shape": (
         ["attack=edge_case", "attack.backdoors=[southwest]"],

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fedbench.attack import ATTACKS, AttackView, BackdoorAttack, Poisoning
+from fedbench.attacks.constrain_and_scale import ScaledBackdoorAttack
 from fedbench.backdoor import BACKDOORS
 from fedbench.config import register_schema
 from fedbench.data import DATASETS, Spec
@@ -94,6 +95,7 @@ every_setting = pytest.mark.parametrize(
 )
 every_attack = pytest.mark.parametrize("name", ATTACKS.names())
 TARGETED = [name for name in ATTACKS.names() if issubclass(ATTACKS.get(name), BackdoorAttack)]
+SCALED = [name for name in TARGETED if issubclass(ATTACKS.get(name), ScaledBackdoorAttack)]
 every_targeted = pytest.mark.parametrize("name", TARGETED)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
@@ -738,10 +740,20 @@ def test_a_targeted_attack_without_a_backdoor_is_refused(name: str) -> None:
         *[("lr", value) for value in (0.0, -0.1, math.nan, math.inf)],
         *[("lr_decay", value) for value in (0.0, -1.0, math.nan, math.inf)],
         *[("lr_decay_at", value) for value in ([1.5], [0.2, -0.1], [math.nan])],
-        *[("gamma", value) for value in (0, -1.5, "bound", "2", math.nan, math.inf)],
     ],
 )
 def test_attackers_training_is_checked(name: str, setting: str, value: Any) -> None:
+    assert_refused(name, setting, value)
+
+
+@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("value", [0, -1.5, "bound", "2", math.nan, math.inf])
+def test_gamma_is_checked(name: str, value: Any) -> None:
+    assert_refused(name, "gamma", value)
+
+
+def assert_refused(name: str, setting: str, value: Any) -> None:
+    """The attack refuses the setting in one line that names it and its value."""
     with pytest.raises(UserError, match=rf"{setting}\b.*") as refused:
         ATTACKS.build({"name": name, setting: value})
     assert str(value) in str(refused.value)

@@ -140,7 +140,7 @@ def test_the_documented_attack_keeps_the_contract(clone: Path) -> None:
     write_titled_blocks(ROOT / "docs" / "adding-an-attack.md", clone)
     shutil.copytree(ROOT / "tests", clone / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", clone)
-    tests = "tests/test_contract.py tests/test_attacks.py"
+    tests = "tests/test_contract.py tests/attacks/test_attacks.py"
     done = run(f"-m pytest -q {tests} -k noisy_patch -p no:cacheprovider", clone)
     assert done.returncode == 0, done.stdout
     assert re.search(r"\d\d passed", done.stdout)

@@ -1,4 +1,4 @@
-"""adaptive_baybfed: a backdoor whose base measure is drawn to that of a clean model."""
+"""adaptive_baybfed: a backdoor whose base measure is pulled toward that of a clean model."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ floats = st.floats(-100, 100, width=32)
 
 
 def view_of(global_params: Tensor, clean: Tensor, server_lr: float = 1.0) -> AttackView:
-    """2 of 10 clients are malicious."""
+    """A view with 2 malicious of 10 clients."""
     return AttackView(0, global_params, {}, 10, 2, server_lr, torch.Generator(), clean)
 
 
 def distance(model: Tensor, anchor: Tensor, clean: Tensor, gamma: float = 1.0) -> float:
-    """L_BM alone: with alpha 0 the loss has no part in it."""
+    """L_BM alone: with alpha 0 the task loss has no weight."""
     attack = Adaptive(alpha=0, gamma=gamma)
     objective: Tensor = attack.objective(torch.tensor(1e6), [model], view_of(anchor, clean))
     return objective.item()
 
 
 def test_by_hand() -> None:
-    # P = 4, w - G = (1, 2, 3, 6) with mean 3; a clean update (4, 0, -4, 4) with mean 1:
-    # L_BM = 5 * 4 * (3 - 1)^2 = 80, with gamma 2 it is 20 * (3 - 0.5)^2 = 125;
+    # P = 4, w - G = (1, 2, 3, 6) has mean 3 and the clean update (4, 0, -4, 4) mean 1:
+    # L_BM = 5 * 4 * (3 - 1)^2 = 80; with gamma 2 it is 20 * (3 - 0.5)^2 = 125;
     # 0.75 * 8 + 0.25 * 80 = 26.
     anchor = torch.tensor([1.0, 1.0, 0.0, -1.0])
     params = [torch.tensor([[2.0, 3.0]]), torch.tensor([3.0, 5.0])]
@@ -56,7 +56,7 @@ def test_by_hand() -> None:
     # bounded: |w - G| = sqrt(50), |clean| = sqrt(48), so 20 * (3 - sqrt(50 / 48))^2
     bounded = Adaptive(alpha=0, gamma="bounded").objective(loss, params, view).item()
     assert bounded == pytest.approx(20 * (3 - math.sqrt(50 / 48)) ** 2)
-    # what is sent: gamma (w - G)
+    # the client sends gamma (w - G)
     update = torch.tensor([1.0, 2.0, 3.0, 6.0])
     assert Adaptive(gamma=2).craft(update, view).tolist() == [2, 4, 6, 12]
 
@@ -71,7 +71,7 @@ def test_by_hand() -> None:
 def test_objective_and_its_gradient(
     rows: np.ndarray, alpha: float, gamma: float, dtype: torch.dtype
 ) -> None:
-    """For the loss c.w: alpha c + (1 - alpha) 10 (mean(w - G) - mean(u) / gamma)."""
+    """For the loss c.w: gradient alpha c + (1 - alpha) 10 (mean(w - G) - mean(u) / gamma)."""
     local, anchor, slope, clean = rows
     p = len(local)
     gap = math.fsum(local - anchor) / p - math.fsum(clean) / p / gamma
@@ -85,7 +85,7 @@ def test_objective_and_its_gradient(
     objective.backward()
 
     exact = 1e-12 if dtype == torch.float64 else 1e-5
-    reach = 200 + 100 / gamma  # the largest gap there can be
+    reach = 200 + 100 / gamma  # largest possible gap
     size = float(np.abs(slope * local).sum()) + 5 * p * reach**2
     expected = alpha * math.fsum(slope * local) + (1 - alpha) * 5 * p * gap**2
     assert objective.item() == pytest.approx(expected, abs=exact * size)
@@ -97,16 +97,16 @@ def test_objective_and_its_gradient(
 
 @pytest.mark.parametrize("p", [2, 100, 10_000])
 @pytest.mark.parametrize("gamma", [1.0, 5.0])
-def test_the_pull_is_as_strong_whatever_the_model_and_the_scale(p: int, gamma: float) -> None:
-    """Ten times the way to go along the one direction that counts: no step can be too long."""
+def test_the_gradient_norm_does_not_depend_on_model_size_and_scale(p: int, gamma: float) -> None:
+    """It is 10 times the distance left along the only direction that changes the base measure."""
     rng = torch.Generator().manual_seed(p)
     anchor, clean = torch.randn(2, p, generator=rng, dtype=torch.float64)
     param = nn.Parameter(anchor + 3)
     view = view_of(anchor, clean)
     Adaptive(alpha=0, gamma=gamma).objective(param.sum() * 0, [param], view).backward()
     assert param.grad is not None
-    way = math.sqrt(p) * abs(3 - float(clean.mean()) / gamma)
-    assert param.grad.norm().item() == pytest.approx(10 * way)
+    distance_left = math.sqrt(p) * abs(3 - float(clean.mean()) / gamma)
+    assert param.grad.norm().item() == pytest.approx(10 * distance_left)
 
 
 def test_alpha_1_is_the_plain_loss() -> None:
@@ -116,7 +116,7 @@ def test_alpha_1_is_the_plain_loss() -> None:
 
 
 def test_only_the_mean_counts() -> None:
-    """What leaves the mean as it is costs nothing: there is room for a backdoor."""
+    """Changes that keep the mean cost nothing, which leaves room for a backdoor."""
     anchor, clean = torch.zeros(4, dtype=torch.float64), torch.full((4,), 2.0).double()
     for model in ([2.0, 2.0, 2.0, 2.0], [100.0, -96.0, 3.0, 1.0]):
         assert distance(torch.tensor(model).double(), anchor, clean) == 0
@@ -124,7 +124,7 @@ def test_only_the_mean_counts() -> None:
 
 
 def base_measures(updates: Tensor, anchor: Tensor, c: float) -> list[float]:
-    """H of each row after a round of BayBFed in which all clients start at the same c."""
+    """H of each row after a round of BayBFed in which all clients start with the same c."""
     defense = BayBFed()
     state = defense.init()
     state["posterior"] |= {i: (c, float(anchor.double().mean())) for i in range(len(updates))}
@@ -138,7 +138,7 @@ def base_measures(updates: Tensor, anchor: Tensor, c: float) -> list[float]:
 @pytest.mark.parametrize("gamma", [1.0, 3.0, "auto", "bounded"])
 @pytest.mark.parametrize("c", [1.0, 5.0, 8.0])
 def test_the_distance_is_that_of_baybfeds_base_measures(c: float, gamma: float | str) -> None:
-    """L_BM = 5 P (c |H_sent - H_clean| / gamma)^2: the attacker cannot know the server's c."""
+    """L_BM = 5 P (c |H_sent - H_clean| / gamma)^2; the attacker does not know the server's c."""
     rng = torch.Generator().manual_seed(1)
     anchor, clean, *updates = torch.randn(6, 30, generator=rng, dtype=torch.float64)
     attack = Adaptive(alpha=0, gamma=gamma)
@@ -153,23 +153,25 @@ def test_the_distance_is_that_of_baybfeds_base_measures(c: float, gamma: float |
 
 
 def deep() -> nn.Module:
-    """With a hidden layer: the gradients of a last layer add up to zero over the classes."""
+    """A network with a hidden layer, because last-layer gradients sum to zero over the classes."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
 
 
-def test_training_draws_the_base_measure_to_the_clean_one(federation: Make) -> None:
-    """The smaller alpha, the nearer; in the federation and in BayBFed's own eyes."""
+def test_training_pulls_the_base_measure_toward_the_clean_one(federation: Make) -> None:
+    """A smaller alpha brings both the means and BayBFed's base measures closer."""
     own = {"gamma": 1.0, "epochs": 10, "lr": 0.02}
 
     def round_of(attack: Attack) -> tuple[Tensor, Tensor, list[int]]:
         made = federation(attack=attack, network=deep(), momentum=0.0)
         start = replace(made.initial(), next_round=0)
-        order = made._order(start)
+        round_ = made._select(start)
         malicious = [
-            i for i, job in enumerate(order.jobs) if job.client in made.population.malicious
+            i
+            for i, p in enumerate(round_.participants)
+            if p.client in made.simulation.selection.malicious
         ]
-        return start.params, made.workforce.train(order)[0], malicious
+        return start.params, made.ranks.train(round_)[0], malicious
 
     anchor, honest, rows = round_of(ATTACKS.build({"name": "none"}))
     clean = honest[rows].double()
@@ -186,7 +188,7 @@ def test_training_draws_the_base_measure_to_the_clean_one(federation: Make) -> N
 
 
 def test_the_clean_update_is_what_the_client_would_send_honestly(federation: Make) -> None:
-    """Bit for bit, whatever the attacker's own training, and of each client its own."""
+    """Each client's clean update equals its honest update to the bit."""
     seen: list[Tensor] = []
 
     class Watched(Adaptive):  # type: ignore[misc]
@@ -197,7 +199,7 @@ def test_the_clean_update_is_what_the_client_would_send_honestly(federation: Mak
 
     def sent(attack: Attack) -> Tensor:
         made = federation(attack=attack, network=deep())
-        return made.workforce.train(made._order(replace(made.initial(), next_round=0)))[0]
+        return made.ranks.train(made._select(replace(made.initial(), next_round=0)))[0]
 
     honest = sent(ATTACKS.build({"name": "none"}))
     attacked = sent(Watched(alpha=0.5, gamma=2.0, epochs=2, lr=0.2))
@@ -210,7 +212,7 @@ def test_the_clean_update_is_what_the_client_would_send_honestly(federation: Mak
 def test_works_in_miniature(after_rounds: Callable[..., Record], gamma: str) -> None:
     benign = after_rounds(ATTACKS.build({"name": "none"}))["BA"]
     assert after_rounds(Adaptive(alpha=0.5, gamma=gamma))["BA"] > benign + 0.5
-    # with alpha 0 nothing of the data is learnt, the backdoor neither
+    # With alpha 0 the model learns nothing from the data, not even the backdoor.
     assert after_rounds(Adaptive(alpha=0.0, gamma=gamma))["BA"] < benign + 0.2
 
 

@@ -1,4 +1,4 @@
-"""Every attack in the round loop: what it changes, what it leaves alone, what it gets to know."""
+"""All attacks in the round loop: what they change, what they leave alone, what they see."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from end_to_end import fedbench, result, rounds, run_folders, succeed, summary
 from torch import Tensor, nn
 from untargeted import Spy
 
-from fedbench.attack import ATTACKS, Attack, AttackView, Omniscient, Poisoning, length
+from fedbench.attack import ATTACKS, Attack, AttackView, Omniscient, Poisoning, l2_norm
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.metrics import stealth
@@ -31,9 +31,9 @@ def start(federation: Federation, index: int = 0) -> Checkpoint:
 
 
 def sent(made: Federation, index: int = 0) -> tuple[Tensor, Tensor]:
-    """Honest and malicious rows of a round."""
+    """Honest and malicious updates of a round."""
     end, _ = made.round(start(made, index))
-    malicious = torch.tensor([job.malicious for job in made.population.select(index)])
+    malicious = torch.tensor([p.malicious for p in made.simulation.selection.select(index)])
     return end.defense_state[~malicious], end.defense_state[malicious]
 
 
@@ -43,7 +43,7 @@ def of(name: str, **settings: Any) -> Attack:
 
 @pytest.mark.parametrize("name", ACTIVE)
 @pytest.mark.parametrize("network", [None, "dropout"])
-def test_honest_rows_are_the_same_bits_with_and_without_the_attack(
+def test_an_attack_does_not_change_honest_updates(
     federation: Make, name: str, network: str | None
 ) -> None:
     def net() -> nn.Module | None:
@@ -56,19 +56,22 @@ def test_honest_rows_are_the_same_bits_with_and_without_the_attack(
     made = federation(Spy(), of("none"), net(), pmr=0.5)
     everyone = made.round(start(made))[0].defense_state
     malicious = torch.tensor(
-        [job.client in made.population.malicious for job in made.population.select(0)]
+        [
+            p.client in made.simulation.selection.malicious
+            for p in made.simulation.selection.select(0)
+        ]
     )
     assert torch.equal(honest, everyone[~malicious])
     assert not torch.equal(poisoned, everyone[malicious])
 
 
 @every_attack
-def test_a_round_of_every_attack_is_recorded_in_full(federation: Make, name: str) -> None:
+def test_the_record_of_a_round_is_complete(federation: Make, name: str) -> None:
     made = federation(Spy(), of(name))
     for index in range(2):
         _, record = made.round(start(made, index))
         assert 0 <= record["MA"] <= 1
-        targeted = bool(made.population.backdoors)
+        targeted = bool(made.simulation.data.backdoors)
         assert (record["BA"] is not None) == targeted == bool(record["BA_by_backdoor"])
         assert record["attacked"] == (name != "none")
         assert (record["norm_ratio"] is not None) == (name != "none")
@@ -78,7 +81,7 @@ def test_a_round_of_every_attack_is_recorded_in_full(federation: Make, name: str
 
 
 @every_attack
-def test_a_round_of_every_attack_is_the_same_bits_again(federation: Make, name: str) -> None:
+def test_the_same_seed_gives_the_same_updates(federation: Make, name: str) -> None:
     rows = [sent(federation(Spy(), of(name)))[name != "none"] for _ in range(2)]
     assert torch.equal(*rows)
     if name != "none":
@@ -88,7 +91,7 @@ def test_a_round_of_every_attack_is_the_same_bits_again(federation: Make, name: 
 
 @pytest.mark.parametrize("name", ACTIVE)
 @pytest.mark.parametrize("pmr", [0.17, 1.0], ids=["one", "all"])
-def test_one_malicious_client_or_nobody_else_is_enough(
+def test_one_malicious_client_or_only_malicious_clients(
     federation: Make, name: str, pmr: float
 ) -> None:
     made = federation(Spy(), of(name), pmr=pmr)
@@ -98,7 +101,7 @@ def test_one_malicious_client_or_nobody_else_is_enough(
 
 
 @pytest.mark.parametrize("name", OMNISCIENT)
-def test_only_the_omniscient_are_marked_and_can_be_told_to_know_less(name: str) -> None:
+def test_omniscient_attacks_are_marked_and_can_be_restricted(name: str) -> None:
     attack = of(name)
     assert isinstance(attack, Omniscient)
     assert attack.omniscient
@@ -109,7 +112,7 @@ def test_only_the_omniscient_are_marked_and_can_be_told_to_know_less(name: str) 
 
 @dataclass(frozen=True)
 class Curious(Attack):
-    """Remembers what it is shown; `seen` is the test's list."""
+    """Append to `seen` what each method receives."""
 
     seen: Any = None
 
@@ -135,16 +138,16 @@ class AllKnowing(Omniscient):
     seen: Any = None
 
     def collude(self, updates: Tensor, view: AttackView) -> Tensor:
-        self.seen.append((view.benign, self.known(updates, view)))
+        self.seen.append((view.benign, self.honest_updates(updates, view)))
         return updates
 
 
-def test_an_attack_sees_its_own_clients_and_nothing_of_the_honest(federation: Make) -> None:
+def test_an_attack_sees_only_its_own_clients(federation: Make) -> None:
     seen: list[Any] = []
     made = federation(Spy(), Curious(seen=seen))
     _, malicious = sent(made)
-    shards = made.population.shards
-    clients = [job.client for job in made.population.select(0) if job.malicious]
+    shards = made.simulation.data.shards
+    clients = [p.client for p in made.simulation.selection.select(0) if p.malicious]
     assert [size for kind, size, *_ in seen if kind == "poison"] == [
         len(shards[c]) for c in clients
     ]
@@ -156,7 +159,7 @@ def test_an_attack_sees_its_own_clients_and_nothing_of_the_honest(federation: Ma
 
 
 @pytest.mark.parametrize("omniscient", [True, False])
-def test_the_omniscient_see_what_honest_clients_send(federation: Make, omniscient: bool) -> None:
+def test_omniscient_attacks_see_honest_updates(federation: Make, omniscient: bool) -> None:
     seen: list[Any] = []
     honest, malicious = sent(federation(Spy(), AllKnowing(omniscient=omniscient, seen=seen)))
     ((benign, known),) = seen
@@ -165,7 +168,7 @@ def test_the_omniscient_see_what_honest_clients_send(federation: Make, omniscien
 
 
 @pytest.mark.parametrize("name", OMNISCIENT)
-def test_honest_clients_whose_training_diverged_tell_the_omniscient_nothing(name: str) -> None:
+def test_omniscient_attacks_skip_updates_that_are_not_finite(name: str) -> None:
     rng = torch.Generator().manual_seed(0)
     rows, own = torch.randn(7, 20, generator=rng), torch.randn(3, 20, generator=rng)
     broken = rows.clone()
@@ -180,7 +183,7 @@ def test_honest_clients_whose_training_diverged_tell_the_omniscient_nothing(name
     assert torch.equal(of(name).collude(own, nobody)[0], instead[0])
 
 
-def test_an_update_of_another_shape_than_the_model_is_told(federation: Make) -> None:
+def test_an_update_of_the_wrong_shape_is_an_error(federation: Make) -> None:
     @dataclass(frozen=True)
     class Short(Attack):
         def craft(self, update: Tensor, view: AttackView) -> Tensor:
@@ -192,9 +195,8 @@ def test_an_update_of_another_shape_than_the_model_is_told(federation: Make) -> 
 
 class TestStealth:
     def test_by_hand(self) -> None:
-        # honest (3, 4), (0, 2), malicious (-6, -8): lengths 5, 2, 10.
-        # (3, 4) with (0, 2): 8 / 10; (0, 2) with (3, 4): the same; (-6, -8) with (3, 6) of
-        # length sqrt(45): -66 / (10 sqrt(45)).
+        # Honest (3, 4) and (0, 2), malicious (-6, -8): norms 5, 2, 10. Cosines: 8 / 10 between
+        # (3, 4) and (0, 2); -66 / (10 sqrt(45)) between (-6, -8) and the honest sum (3, 6).
         updates = torch.tensor([[3.0, 4.0], [0.0, 2.0], [-6.0, -8.0]])
         norms, cosines = norms_and_cosines(updates, [0, 1])
         assert norms.tolist() == [5, 2, 10]
@@ -208,7 +210,7 @@ class TestStealth:
         assert found["cosine"] == pytest.approx(-66 / 10 / 45**0.5)
         assert found["benign_cosine"] == pytest.approx(0.8)
 
-    def test_what_cannot_be_compared_is_none(self) -> None:
+    def test_metrics_without_data_are_none(self) -> None:
         one = {"malicious": True, "norm": 2.0, "cosine": 0.5}
         assert stealth([one]) == {"norm_ratio": None, "cosine": 0.5, "benign_cosine": None}
         zero = {"malicious": False, "norm": 0.0, "cosine": 0.0}
@@ -230,17 +232,17 @@ class TestStealth:
             expected = exact[i] @ others / exact[i].norm() / others.norm()
             assert cosines[i] == pytest.approx(float(expected), abs=1e-9)
 
-    def test_rows_without_a_direction_have_cosine_0(self) -> None:
+    def test_zero_rows_have_cosine_0(self) -> None:
         updates = torch.tensor([[0.0, 0.0], [1.0, 1.0], [-1.0, -1.0], [2.0, 0.0]])
         assert norms_and_cosines(updates, [1, 2])[1].tolist()[0] == 0
         assert norms_and_cosines(updates, [])[1].tolist() == [0] * 4
-        assert norms_and_cosines(updates, [3])[1].tolist()[3] == 0  # there is no other
+        assert norms_and_cosines(updates, [3])[1].tolist()[3] == 0  # no other honest row
 
     @pytest.mark.parametrize(("pmr", "own"), [(1.0, None), (0.84, None), (0.67, 1)])
-    def test_a_client_without_others_to_compare_with_has_no_cosine(
+    def test_a_client_without_honest_peers_has_no_cosine(
         self, federation: Make, pmr: float, own: int | None
     ) -> None:
-        """Six malicious ones; one honest client beside five; two beside four."""
+        """Six malicious clients; five and one honest; four and two honest."""
         made = federation(Spy(), of("sign_flip"), pmr=pmr)
         _, record = made.round(start(made))
         for client in record["clients"]:
@@ -249,13 +251,13 @@ class TestStealth:
         assert (record["benign_cosine"] is None) == (own is None)
         assert (record["cosine"] is None) == (pmr == 1)
 
-    def test_huge_rows_are_no_trouble(self) -> None:
+    def test_huge_rows_do_not_overflow(self) -> None:
         updates = torch.tensor([[3e38, 3e38], [1.0, 2.0], [1.0, 1.0]])
         norms, cosines = norms_and_cosines(updates, [1, 2])
         assert norms.isfinite().all()
         assert cosines.tolist()[0] == pytest.approx(5 / (2**0.5 * 13**0.5))
 
-    def test_a_stronger_constraint_makes_shorter_updates(self, federation: Make) -> None:
+    def test_a_stronger_constraint_gives_shorter_updates(self, federation: Make) -> None:
         ratios = []
         for alpha in (1.0, 0.7, 0.4, 0.1):
             attack = of("constrain_and_scale", alpha=alpha, gamma=1)
@@ -275,8 +277,8 @@ class TestStealth:
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_bits_of_one_for_attacks_of_every_kind(tmp_path: Path) -> None:
-    """Backdoors made of the model, clean updates, parts by slot, rows of all clients."""
+def test_two_processes_give_the_same_bits_as_one(tmp_path: Path) -> None:
+    """Covers backdoors that need the model, clean updates, slots, and collusion."""
     command = ["-m", "attack=edge_case,dba,adaptive_baybfed,min_max", "pmr=0.5", "rounds=2"]
     found = []
     for devices in (1, 2):
@@ -289,10 +291,10 @@ def test_two_processes_give_the_bits_of_one_for_attacks_of_every_kind(tmp_path: 
 
 
 @pytest.mark.parametrize("values", [[3.0, -4.0], [0.0, 0.0], [1e-30, 2e19, 0.1]])
-def test_the_gradient_of_a_length_has_the_bits_of_torchs(values: list[float]) -> None:
-    own, theirs = (torch.tensor(values, requires_grad=True) for _ in range(2))
-    (0.3 * length(own)).backward()
+def test_l2_norm_and_its_gradient_equal_torchs_to_the_bit(values: list[float]) -> None:
+    ours, theirs = (torch.tensor(values, requires_grad=True) for _ in range(2))
+    (0.3 * l2_norm(ours)).backward()
     (0.3 * torch.linalg.vector_norm(theirs)).backward()
-    assert torch.equal(length(own), torch.linalg.vector_norm(theirs))
-    assert own.grad is not None
-    assert torch.equal(own.grad, theirs.grad)
+    assert torch.equal(l2_norm(ours), torch.linalg.vector_norm(theirs))
+    assert ours.grad is not None
+    assert torch.equal(ours.grad, theirs.grad)

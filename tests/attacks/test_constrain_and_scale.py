@@ -1,4 +1,4 @@
-"""constrain_and_scale: a loss that keeps near the global model, an update that replaces it."""
+"""constrain_and_scale: a loss that stays near the global model, an update that replaces it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def l2(alpha: float) -> Any:
 
 
 def test_by_hand() -> None:
-    # |w - G| = |(3, 4)| = 5 with w in two tensors; 0.75 * 8 + 0.25 * 5 = 7.25
+    # w is split into two tensors: |w - G| = |(3, 4)| = 5; 0.75 * 8 + 0.25 * 5 = 7.25
     params = [torch.tensor([[4.0]]), torch.tensor([6.0])]
     view = view_of(torch.tensor([1.0, 2.0]))
     assert l2(0.75).objective(torch.tensor(8.0), params, view).item() == 7.25
@@ -54,8 +54,8 @@ def test_by_hand() -> None:
 
 
 def test_by_hand_cosine() -> None:
-    # G = (4, 0), w = (4, 3) of length 5, so cos = 4 * 4 / (5 * 4) = 0.8, whatever gamma,
-    # and L_ano = 1000 * 0.2; 0.75 * 8 + 0.25 * 200 = 56.
+    # G = (4, 0) and w = (4, 3) with norm 5: cos = 4 * 4 / (5 * 4) = 0.8 for every gamma.
+    # L_ano = 1000 * 0.2; 0.75 * 8 + 0.25 * 200 = 56.
     params = [torch.tensor([4.0], dtype=torch.float64), torch.tensor([3.0], dtype=torch.float64)]
     view = view_of(torch.tensor([4.0, 0.0], dtype=torch.float64))
     for gamma in (1, 2, "auto"):
@@ -64,7 +64,7 @@ def test_by_hand_cosine() -> None:
 
 
 def test_by_hand_bounded() -> None:
-    # auto would be 10, (30, 40) of length 50; with an honest update of length 20 it is 4 instead
+    # auto would be 10, giving (30, 40) with norm 50; an honest update of norm 20 bounds it to 4.
     update = torch.tensor([3.0, 4.0])
     bounded = ConstrainAndScale(gamma="bounded")
     for length, expected in ((20.0, [12, 16]), (100.0, [30, 40]), (2.5, [1.5, 2])):
@@ -80,7 +80,7 @@ def test_by_hand_bounded() -> None:
     st.sampled_from([torch.float32, torch.float64]),
 )
 def test_objective_and_its_gradient(rows: np.ndarray, alpha: float, dtype: torch.dtype) -> None:
-    """For the loss c.w: the value, and alpha c + (1 - alpha) (w - G) / |w - G|."""
+    """For the loss c.w, the gradient is alpha c + (1 - alpha) (w - G) / |w - G|."""
     local, anchor, slope = rows.tolist()
     distance = math.dist(local, anchor)
     assume(distance > 1e-3)
@@ -113,7 +113,7 @@ def test_objective_and_its_gradient(rows: np.ndarray, alpha: float, dtype: torch
 def test_cosine_objective_and_its_gradient(
     rows: np.ndarray, alpha: float, dtype: torch.dtype
 ) -> None:
-    """For the loss c.w, with unit vectors w' and G':
+    """For the loss c.w and unit vectors w', G', the gradient is
 
     alpha c - (1 - alpha) 1000 (G' - cos w') / |w|.
     """
@@ -129,7 +129,7 @@ def test_cosine_objective_and_its_gradient(
     exact = 1e-9 if dtype == torch.float64 else 1e-3
     cosine = float(local @ anchor) / (local_length * length)
     size = 1000 + float(np.abs(slope * local).sum())
-    # float32 rounds G + (w - G), by the size of what cancels in it
+    # G + (w - G) cancels in float32, with an error relative to the larger of both
     worse = 1 + float(np.abs(rows[:2]).max()) / local_length
     expected = alpha * float(slope @ local) + (1 - alpha) * 1000 * (1 - cosine)
     assert objective.item() == pytest.approx(expected, abs=exact * size * worse)
@@ -156,7 +156,7 @@ def test_alpha_1_is_the_plain_loss() -> None:
 def test_at_the_global_model_the_gradient_is_that_of_the_loss(
     alpha: float, constraint: str
 ) -> None:
-    """|w - G| has no gradient where a client starts; it counts as zero, not as NaN."""
+    """|w - G| has no gradient at G, where a client starts; it must be 0, not NaN."""
     for gamma in (7.0, "auto", "bounded"):
         param = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
         loss = param @ torch.tensor([3.0, 5.0], dtype=torch.float64)
@@ -168,7 +168,7 @@ def test_at_the_global_model_the_gradient_is_that_of_the_loss(
 
 
 def trained(alpha: float) -> tuple[float, float]:
-    """A malicious model after training, from G: its task loss |w - t|^2 and its way |w - G|."""
+    """Train from G; return the task loss |w - t|^2 and the distance |w - G|."""
     anchor, wanted = torch.zeros(4), torch.full((4,), 2.0)
     param = nn.Parameter(anchor.clone())
     optimizer = torch.optim.SGD([param], lr=0.05)
@@ -181,7 +181,7 @@ def trained(alpha: float) -> tuple[float, float]:
 
 
 def test_a_lower_alpha_stays_nearer_and_learns_less() -> None:
-    """Where alpha * 2 (|t| - d) = 1 - alpha, so at d = |t| - (1 - alpha) / (2 alpha); |t| = 4."""
+    """The optimum, 2 alpha (|t| - d) = 1 - alpha, is d = |t| - (1 - alpha) / (2 alpha); |t| = 4."""
     outcomes = [trained(alpha) for alpha in (1.0, 0.7, 0.3)]
     for alpha, (loss, distance) in zip((1.0, 0.7, 0.3), outcomes, strict=True):
         short = (1 - alpha) / (2 * alpha)
@@ -194,7 +194,7 @@ def test_alpha_0_pulls_back_to_the_global_model() -> None:
     loss = param.sum()
     l2(0).objective(loss, [param], view_of(torch.zeros(2))).backward()
     assert param.grad is not None
-    assert param.grad.tolist() == pytest.approx([0.6, 0.8])  # a step along -grad leads to G
+    assert param.grad.tolist() == pytest.approx([0.6, 0.8])  # a step along -grad goes to G
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)
@@ -220,7 +220,7 @@ def test_craft_scales_each_row(
 
 
 def averaged(anchor: Tensor, rows: Tensor, n_clients: int, server_lr: float) -> Tensor:
-    """The global model after FedAvg of the rows and of honest clients that send zero."""
+    """Return the global model after FedAvg of the rows and zeros from honest clients."""
     updates = torch.cat([rows, rows.new_zeros(n_clients - len(rows), rows.shape[1])])
     view = ServerView(0, torch.arange(n_clients), anchor, anchor, {}, torch.Generator())
     outcome, _ = DEFENSES.build({"name": "fedavg"}).aggregate(updates, None, view)
@@ -228,7 +228,7 @@ def averaged(anchor: Tensor, rows: Tensor, n_clients: int, server_lr: float) -> 
 
 
 def test_auto_replaces_the_global_model_exactly() -> None:
-    """N, M and server_lr are powers of two and the weights integers: nothing is rounded."""
+    """N, M and server_lr are powers of two and the weights integers, so nothing is rounded."""
     anchor = torch.tensor([5.0, -3.0, 0.0, 64.0])
     models = torch.tensor([[1.0, 7.0, -2.0, 100.0], [9.0, -9.0, 4.0, 0.0]])
     auto = ConstrainAndScale(gamma="auto")
@@ -246,7 +246,7 @@ def test_auto_replaces_the_global_model_exactly() -> None:
     st.integers(0, 30),
     st.floats(0.01, 10),
 )
-def test_auto_replaces_the_global_model_by_the_mean_of_the_malicious_ones(
+def test_auto_replaces_the_global_model_with_the_mean_malicious_model(
     rows: np.ndarray, n_honest: int, server_lr: float
 ) -> None:
     anchor, models = torch.tensor(rows[0]), torch.tensor(rows[1:])
@@ -259,7 +259,7 @@ def test_auto_replaces_the_global_model_by_the_mean_of_the_malicious_ones(
 
 
 def test_auto_replaces_the_global_model_in_a_round(federation: Make) -> None:
-    """Honest clients of learning rate 0 send zero; the attackers have one of their own."""
+    """Honest clients train with lr 0 and send zeros; malicious clients set their own lr."""
     seen: list[Tensor] = []
 
     class Watched(ConstrainAndScale):  # type: ignore[misc]
@@ -287,17 +287,17 @@ def test_auto_replaces_the_global_model_in_a_round(federation: Make) -> None:
     st.integers(-30, 30),
     st.tuples(st.integers(1, 40), st.integers(1, 40), st.floats(0.01, 10)),
 )
-@example(np.array([[0, 0], [3, 4]], np.float32), 0, 0, (5, 1, 1.0))  # nothing to send
-@example(np.array([[3, 4], [0, 0]], np.float32), 0, 0, (5, 1, 1.0))  # nothing is honest
+@example(np.array([[0, 0], [3, 4]], np.float32), 0, 0, (5, 1, 1.0))  # the malicious update is 0
+@example(np.array([[3, 4], [0, 0]], np.float32), 0, 0, (5, 1, 1.0))  # the honest update is 0
 @example(np.array([[3, 4], [6, 8]], np.float32), 30, 0, (5, 1, 1.0))
 @example(np.array([[3, 4], [6, 8]], np.float32), -30, 0, (5, 1, 1.0))
 def test_bounded(
     rows: np.ndarray, update_power: int, clean_power: int, federation: tuple[int, int, float]
 ) -> None:
-    """min(auto |u|, |clean|) long, in the same direction, from 1e-30 to 1e30."""
+    """Norm min(auto |u|, |clean|), same direction, for norms from 1e-30 to 1e30."""
     update = torch.tensor(rows[0]) * 10.0**update_power
     clean = torch.tensor(rows[1]) * 10.0**clean_power
-    # a factor that float32 cannot hold in full could not keep the length, either
+    # float32 cannot represent a smaller factor in full precision
     lengths = [float(np.linalg.norm(v.numpy().astype(np.float64))) for v in (update, clean)]
     assume(lengths[0] == 0 or lengths[1] == 0 or lengths[1] / lengths[0] > 1e-37)
     assume(all(abs(v) > 1e-36 for v in update.tolist() if v))
@@ -317,14 +317,14 @@ def test_bounded(
 
 
 def malicious_updates(made: Federation) -> Tensor:
-    """[M, P] that the malicious clients send in round 0."""
-    order = made._order(replace(made.initial(), next_round=0))
-    updates, _ = made.workforce.train(order)
-    return updates[[i for i, job in enumerate(order.jobs) if job.malicious]]
+    """Updates [M, P] of the malicious clients in round 0."""
+    round_ = made._select(replace(made.initial(), next_round=0))
+    updates, _ = made.ranks.train(round_)
+    return updates[[i for i, p in enumerate(round_.participants) if p.malicious]]
 
 
-def way_from(anchor: Tensor, updates: Tensor, constraint: str) -> list[float]:
-    """What the constraint is on, of each client: the update's length, or the model's angle."""
+def distances(anchor: Tensor, updates: Tensor, constraint: str) -> list[float]:
+    """What the constraint limits, for each client: the update's norm or the model's angle."""
     if constraint == "l2":
         return updates.double().norm(dim=1).tolist()
     models, anchor = (anchor + updates).double(), anchor.double()
@@ -334,30 +334,30 @@ def way_from(anchor: Tensor, updates: Tensor, constraint: str) -> list[float]:
 
 @pytest.mark.parametrize("constraint", ["l2", "cosine"])
 def test_the_penalty_reaches_the_weights(federation: Make, constraint: str) -> None:
-    """Nearer to the global model with every smaller alpha, and not only by the smaller steps.
+    """A smaller alpha ends nearer to the global model, and not only because of smaller steps.
 
-    Alone, alpha would shorten the steps of the task, as a learning rate of alpha * lr does: the
-    penalty is what makes the way shorter than that.
+    alpha alone would shorten the steps of the task loss like a learning rate of alpha * lr. The
+    penalty makes the distance shorter than that.
     """
 
-    def ways(alpha: float, lr: float) -> tuple[Tensor, list[float]]:
+    def trained(alpha: float, lr: float) -> tuple[Tensor, list[float]]:
         attack = ConstrainAndScale(alpha=alpha, constraint=constraint, gamma=1.0, epochs=4, lr=lr)
         made = federation(attack=attack)
         updates = malicious_updates(made)
-        return updates, way_from(made.initial().params, updates, constraint)
+        return updates, distances(made.initial().params, updates, constraint)
 
     alphas = (1.0, 0.7, 0.4, 0.1)
-    outcomes = [ways(alpha, lr=0.01) for alpha in alphas]
+    outcomes = [trained(alpha, lr=0.01) for alpha in alphas]
     for (_, further), (_, nearer) in pairwise(outcomes):
         assert all(b < 0.9 * a for a, b in zip(further, nearer, strict=True))
-    for alpha, (updates, way) in list(zip(alphas, outcomes, strict=True))[1:]:
-        free, free_way = ways(1.0, lr=0.01 * alpha)
+    for alpha, (updates, constrained) in list(zip(alphas, outcomes, strict=True))[1:]:
+        free, unconstrained = trained(1.0, lr=0.01 * alpha)
         assert not torch.allclose(updates, free, atol=1e-4)
-        assert all(b < 0.95 * a for a, b in zip(free_way, way, strict=True))
+        assert all(b < 0.95 * a for a, b in zip(unconstrained, constrained, strict=True))
 
 
-def unruly() -> nn.Module:
-    """A network whose training draws random numbers and leaves statistics behind."""
+def stateful() -> nn.Module:
+    """A network with dropout and batch norm statistics."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 10)
@@ -365,7 +365,7 @@ def unruly() -> nn.Module:
 
 
 def test_the_clean_update_is_what_the_client_would_send_honestly(federation: Make) -> None:
-    """Bit for bit, whatever the attacker's own training; and it leaves no trace in that."""
+    """It equals the honest update to the bit and does not influence the malicious training."""
     seen: list[tuple[Tensor, Tensor | None]] = []
 
     class Watched(ConstrainAndScale):  # type: ignore[misc]
@@ -374,8 +374,8 @@ def test_the_clean_update_is_what_the_client_would_send_honestly(federation: Mak
             return super().craft(update, view)
 
     def sent(attack: Attack) -> tuple[Tensor, Tensor]:
-        made = federation(attack=attack, network=unruly(), local_epochs=2, lr=0.05)
-        return made.workforce.train(made._order(replace(made.initial(), next_round=0)))
+        made = federation(attack=attack, network=stateful(), local_epochs=2, lr=0.05)
+        return made.ranks.train(made._select(replace(made.initial(), next_round=0)))
 
     own = {"alpha": 0.9, "constraint": "l2", "epochs": 3, "lr": 0.1}
     honest, _ = sent(ATTACKS.build({"name": "none"}))
@@ -407,9 +407,13 @@ def test_bounded_shrinks_long_updates_and_lets_short_ones_grow(
         return malicious_updates(federation(attack=ConstrainAndScale(gamma=gamma, **own), lr=0.01))
 
     honest = federation(attack=ATTACKS.build({"name": "none"}), lr=0.01)
-    order = honest._order(replace(honest.initial(), next_round=0))
-    rows = [i for i, job in enumerate(order.jobs) if job.client in honest.population.malicious]
-    clean = honest.workforce.train(order)[0][rows].double().norm(dim=1)
+    round_ = honest._select(replace(honest.initial(), next_round=0))
+    rows = [
+        i
+        for i, p in enumerate(round_.participants)
+        if p.client in honest.simulation.selection.malicious
+    ]
+    clean = honest.ranks.train(round_)[0][rows].double().norm(dim=1)
     before, after = (sent(gamma).double().norm(dim=1) for gamma in (1.0, "bounded"))
     assert (before < clean).tolist() == [grows, grows]
     torch.testing.assert_close(after, torch.minimum(3 * before, clean), rtol=1e-5, atol=0)
@@ -420,7 +424,7 @@ def test_bounded_shrinks_long_updates_and_lets_short_ones_grow(
     [
         {"alpha": 0.7, "constraint": "l2", "gamma": "auto"},
         {"alpha": 0.9, "constraint": "l2", "gamma": "bounded"},
-        # few samples make long updates, which 1000 * (1 - cos) hardly allows
+        # few samples give long updates, which 1000 * (1 - cos) penalizes heavily
         {"alpha": 0.995, "constraint": "cosine", "gamma": "auto"},
     ],
 )

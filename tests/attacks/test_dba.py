@@ -1,4 +1,4 @@
-"""dba: each malicious client knows a part of the trigger, BA is measured with the whole."""
+"""dba: each malicious client trains on one part of the trigger; BA uses the whole trigger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pixels = set[tuple[int, int]]
 DBA: Any = ATTACKS.get("dba")
 Bars: Any = BACKDOORS.get("bars")
 Patch: Any = BACKDOORS.get("patch")
-TRIGGERS: dict[str, tuple[Any, Pixels]] = {  # with their pixels on 28 x 28, written out
+TRIGGERS: dict[str, tuple[Any, Pixels]] = {  # and their pixels in a 28 x 28 image
     "bars": (
         Bars(target=2, length=4, gap=2, margin=0),
         {(row, column) for row in (0, 3) for column in (0, 1, 2, 3, 6, 7, 8, 9)},
@@ -39,7 +39,7 @@ every_trigger = pytest.mark.parametrize("name", TRIGGERS)
 
 
 def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Images no brighter than 200, so that pixels of 255 are the trigger's."""
+    """Images no brighter than 200, so that only trigger pixels are 255."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 201, (n, 1, 28, 28), generator=rng, dtype=torch.uint8)
     return x, torch.randint(0, 10, (n,), generator=rng)
@@ -50,14 +50,14 @@ def poisoning(trigger: Any, slot: int, pdr: float = 1.0, seed: int = 0) -> Poiso
 
 
 def lit(images: Tensor) -> list[Pixels]:
-    """(row, column) of the trigger's pixels in each image."""
+    """(row, column) of the trigger pixels in each image."""
     return [
         {(row, column) for row, column in (image[0] == 255).nonzero().tolist()} for image in images
     ]
 
 
 def part_of(trigger: Any, slot: int, n_parts: int) -> Pixels:
-    """The pixels that a client of this slot lights."""
+    """Pixels that a client in this slot sets."""
     poisoned, _ = DBA(n_parts=n_parts).poison(*samples(3), poisoning(trigger, slot))
     first, *others = lit(poisoned)
     assert all(other == first for other in others)
@@ -65,8 +65,8 @@ def part_of(trigger: Any, slot: int, n_parts: int) -> Pixels:
 
 
 def test_by_hand() -> None:
-    # Four bars of 1 x 4 with gap 2: columns 0-3 and 6-9 of rows 0 and 3; a bar for each client,
-    # from left to right and from top to bottom, and the fifth client has the first's again.
+    # Four bars of 1 x 4 with gap 2: columns 0-3 and 6-9 of rows 0 and 3. Clients get one bar each,
+    # left to right and top to bottom; the fifth client gets the first bar again.
     bars = [
         {(row, column) for column in range(start, start + 4)} for row in (0, 3) for start in (0, 6)
     ]
@@ -80,7 +80,7 @@ def test_by_hand() -> None:
 def test_parts_are_disjoint_and_add_up_to_the_trigger(name: str, n_parts: int) -> None:
     trigger, whole = TRIGGERS[name]
     parts = [part_of(trigger, slot, n_parts) for slot in range(n_parts)]
-    assert sum(map(len, parts)) == len(whole), "no pixel is in two parts"
+    assert sum(map(len, parts)) == len(whole), "a pixel is in two parts"
     assert set.union(*parts) == whole
     assert all(parts)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -115,12 +115,12 @@ def test_poisoned_images_carry_one_part_and_nothing_else(
     assert all(pixels == mine for pixels in lit(poisoned_x[poisoned]))
     assert (poisoned_y[poisoned] == 2).all()
     assert torch.equal(poisoned_y[~poisoned], y[~poisoned])
-    elsewhere = poisoned_x != 255  # all but the trigger's pixels are as they were
+    elsewhere = poisoned_x != 255  # all pixels but the trigger are unchanged
     assert torch.equal(poisoned_x[elsewhere], x[elsewhere])
 
 
 def test_in_a_federation_each_client_keeps_its_part(federation: Make) -> None:
-    """What the clients are given to train on in two rounds: a part each, BA's probe the whole."""
+    """In two rounds, each client trains on one part; BA is measured with the whole trigger."""
     seen: dict[int, list[Pixels]] = {}
 
     class Watched(DBA):  # type: ignore[misc]
@@ -141,20 +141,20 @@ def test_in_a_federation_each_client_keeps_its_part(federation: Make) -> None:
     assert sorted(seen) == [0, 1, 2, 3]
     for slot, pixels in seen.items():
         assert {frozenset(found) for found in pixels} == {frozenset(part_of(trigger, slot, 3))}
-    (probe,) = made.population.triggered
-    assert (probe.expected == 2).all()
-    data = made.population.dataset
-    assert len(probe.x) == int((data.y_test != 2).sum())
+    (evaluation,) = made.simulation.evaluator.triggered
+    assert (evaluation.expected == 2).all()
+    data = made.simulation.dataset
+    assert len(evaluation.x) == int((data.y_test != 2).sum())
     rows, columns = torch.tensor(sorted(whole)).T
-    assert (probe.x[..., rows, columns] == 255).all()
+    assert (evaluation.x[..., rows, columns] == 255).all()
     unlit = torch.ones(28, 28, dtype=torch.bool)
     unlit[rows, columns] = False
-    assert torch.equal(probe.x[..., unlit], data.x_test[data.y_test != 2][..., unlit])
+    assert torch.equal(evaluation.x[..., unlit], data.x_test[data.y_test != 2][..., unlit])
     assert len(record["BA_by_backdoor"]) == 1
 
 
 def test_works_in_miniature(after_rounds: Callable[..., Record]) -> None:
-    """The whole trigger works, though none of the 4 malicious clients has ever trained on it."""
+    """The whole trigger works although none of the 4 malicious clients trained on it."""
     chosen = {"backdoors": [{"name": "bars", "target": 2}]}
     benign = after_rounds(ATTACKS.build({"name": "none", **chosen}), pmr=0.67)["BA"]
     attack = DBA(n_parts=4, gamma=1.0, **chosen)
@@ -169,8 +169,10 @@ def test_works_in_miniature(after_rounds: Callable[..., Record]) -> None:
         ([{"name": "patch"}, {"name": "patch"}], "Patch, Patch"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(backdoors: list[dict[str, Any]], found: str) -> None:
-    with pytest.raises(ValueError, match=f"one trigger of pixels to cut, got {found}$"):
+def test_backdoors_that_cannot_be_split_are_refused(
+    backdoors: list[dict[str, Any]], found: str
+) -> None:
+    with pytest.raises(ValueError, match=f"one pixel trigger to split, got {found}$"):
         DBA(n_parts=2).check([BACKDOORS.build(backdoor) for backdoor in backdoors], IMAGES)
 
 
@@ -184,7 +186,7 @@ def test_what_cannot_be_cut_is_refused(backdoors: list[dict[str, Any]], found: s
 def test_more_parts_than_pixels_are_refused(trigger: dict[str, Any], n_pixels: int) -> None:
     built = [BACKDOORS.build(trigger)]
     DBA(n_parts=n_pixels).check(built, IMAGES)
-    with pytest.raises(ValueError, match="n_parts=5 of a trigger of 4 pixels"):
+    with pytest.raises(ValueError, match="n_parts must be at most the trigger's 4 pixels, got 5"):
         DBA(n_parts=n_pixels + 1).check(built, IMAGES)
 
 

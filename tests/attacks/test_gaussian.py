@@ -1,4 +1,4 @@
-"""gaussian: clients that do not train and send N(0, std^2) noise, each its own in each round."""
+"""gaussian: clients send N(0, std^2) noise without training, independently in each round."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from untargeted import (
     Make,
     assert_refused,
     dtypes,
-    exchange,
+    sent_updates,
     view_of,
 )
 
 from fedbench.attack import ATTACKS
 from fedbench.defense import DEFENSES
-from fedbench.engine.population import Population
+from fedbench.engine.client_runner import ClientRunner
 from fedbench.results.run_dir import Record
 
 Gaussian: Any = ATTACKS.get("gaussian")
@@ -37,13 +37,13 @@ def noise(p: int, std: float = 1.0, seed: int = 0, dtype: torch.dtype = torch.fl
 
 
 def assert_unrelated(a: Tensor, b: Tensor) -> None:
-    """Their correlation is that of independent draws: five standard deviations at most."""
+    """The correlation is within five standard deviations of that of independent draws."""
     assert abs(np.corrcoef(a.numpy(), b.numpy())[0, 1]) < 5 / math.sqrt(len(a))
 
 
 def test_by_hand() -> None:
-    # From the generator's draws (d_1, d_2, d_3), standard normal ones, std = 4 makes 4 d_i,
-    # whatever the update is: there is none, as the client has not trained.
+    # The generator draws standard normal (d_1, d_2, d_3); std = 4 gives 4 d_i. The update passed in
+    # does not matter.
     drawn = torch.randn(3, generator=torch.Generator().manual_seed(7))
     view = view_of(10, 2, seed=7)
     sent = Gaussian(std=4.0).craft(torch.tensor([1e6, -5.0, torch.nan]), view)
@@ -72,8 +72,8 @@ def test_coordinates_are_normal_and_independent(std: float, dtype: torch.dtype) 
         assert_unrelated(sent[distance:], sent[:-distance])
 
 
-def test_clients_draw_their_own_noise_and_another_in_each_round(federation: Make) -> None:
-    rounds = [exchange(federation, Gaussian(), index) for index in range(3)]
+def test_noise_is_independent_across_clients_and_rounds(federation: Make) -> None:
+    rounds = [sent_updates(federation, Gaussian(), index) for index in range(3)]
     rows = torch.cat([attacked.sent for attacked in rounds])
     assert len(rows) == 6  # two malicious clients in three rounds
     for i in range(6):
@@ -81,44 +81,44 @@ def test_clients_draw_their_own_noise_and_another_in_each_round(federation: Make
             assert_unrelated(rows[i], rows[j])
 
 
-def test_what_is_sent_in_a_round_is_noise_alone(federation: Make) -> None:
-    """Around 0, neither around what the client would learn nor around the global model."""
-    attacked = exchange(federation, Gaussian(std=0.5))
+def test_in_a_round_clients_send_only_noise(federation: Make) -> None:
+    """It is uncorrelated with the client's honest update and with the global model."""
+    attacked = sent_updates(federation, Gaussian(std=0.5))
     parameters = federation().initial().params
     assert attacked.sent.shape == (2, 7850)
-    for row, learnt in zip(attacked.sent, attacked.own, strict=True):
+    for row, clean in zip(attacked.sent, attacked.clean, strict=True):
         assert stats.kstest(row.double().numpy() / 0.5, "norm").pvalue > 1e-3
-        for other in (learnt, *attacked.honest, parameters):
+        for other in (clean, *attacked.honest, parameters):
             assert_unrelated(row, other)
 
 
 def test_same_seed_same_noise(federation: Make) -> None:
-    first, again = (exchange(federation, Gaussian()).sent for _ in range(2))
+    first, again = (sent_updates(federation, Gaussian()).sent for _ in range(2))
     assert torch.equal(first, again)
-    assert_unrelated(exchange(federation, Gaussian(), seed=1).sent[0], first[0])
+    assert_unrelated(sent_updates(federation, Gaussian(), seed=1).sent[0], first[0])
 
 
 @pytest.mark.parametrize(("name", "n_trained"), [("gaussian", 4), ("sign_flip", 6)])
-def test_its_clients_do_not_train(
+def test_malicious_clients_do_not_train(
     federation: Make, monkeypatch: pytest.MonkeyPatch, name: str, n_trained: int
 ) -> None:
-    """Two of six; of an attack that trains, everyone does."""
+    """Two of six clients are malicious; under an attack that trains, all six train."""
     trained: list[Any] = []
-    usual = Population._training
+    usual = ClientRunner._local_training
 
-    def counting(self: Population, *args: Any, **kwargs: Any) -> Any:
+    def counting(self: ClientRunner, *args: Any, **kwargs: Any) -> Any:
         trained.append(args)
         return usual(self, *args, **kwargs)
 
-    monkeypatch.setattr(Population, "_training", counting)
+    monkeypatch.setattr(ClientRunner, "_local_training", counting)
     made = federation(attack=ATTACKS.build({"name": name}))
-    assert made.population.attack.trains is (n_trained == 6)
+    assert made.simulation.attack.trains is (n_trained == 6)
     made.round(replace(made.initial(), next_round=0))
     assert len(trained) == n_trained
 
 
 def test_every_client_malicious(federation: Make) -> None:
-    attacked = exchange(federation, Gaussian(), pmr=1.0)
+    attacked = sent_updates(federation, Gaussian(), pmr=1.0)
     assert len(attacked.sent) == 6
     assert attacked.sent.isfinite().all()
     for i in range(6):
@@ -126,16 +126,18 @@ def test_every_client_malicious(federation: Make) -> None:
             assert_unrelated(attacked.sent[i], attacked.sent[j])
 
 
-def test_noise_breaks_the_mean_and_not_krum(after_rounds: Callable[..., Record]) -> None:
-    """The paper's claim: averaging withstands no such client, Krum takes honest ones."""
+def test_noise_breaks_averaging_but_not_krum(after_rounds: Callable[..., Record]) -> None:
+    """The paper's claim: averaging tolerates no such client, Krum selects honest ones."""
     krum = DEFENSES.build({"name": "krum"})
     assert after_rounds(ATTACKS.build({"name": "none"}))["MA"] > 0.55
     assert after_rounds(Gaussian(std=3.0))["MA"] < 0.3
     withstood = after_rounds(Gaussian(std=3.0), defense=krum)["MA"]
     assert withstood > 0.45
-    assert after_rounds(Gaussian(std=30.0), defense=krum)["MA"] == withstood  # none was taken
+    assert (
+        after_rounds(Gaussian(std=30.0), defense=krum)["MA"] == withstood
+    )  # no noise was selected
 
 
 @pytest.mark.parametrize("std", NOT_ABOVE_0)
-def test_a_std_out_of_range_is_refused(std: float) -> None:
+def test_std_out_of_range_is_refused(std: float) -> None:
     assert_refused("gaussian", "std", std)

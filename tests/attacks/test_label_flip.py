@@ -1,4 +1,4 @@
-"""label_flip: y becomes C - 1 - y for the exact share pdr of a malicious client's samples."""
+"""label_flip: y becomes C - 1 - y for exactly a share pdr of a malicious client's samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from untargeted import Make, Spy, exchange
+from untargeted import Make, Spy, sent_updates
 
 from fedbench.attack import ATTACKS, Poisoning
 from fedbench.metrics import IGNORED
@@ -34,15 +34,15 @@ def flipped(y: Tensor, given: Poisoning) -> Tensor:
 
 
 def test_by_hand() -> None:
-    # C = 10: 0 <-> 9, 1 <-> 8, 4 <-> 5. C = 3: 0 <-> 2, and 1 is in the middle, so it stays.
+    # C = 10: 0 <-> 9, 1 <-> 8, 4 <-> 5. C = 3: 0 <-> 2, and 1, in the middle, stays.
     assert flipped(torch.tensor([0, 1, 4, 5, 9, 9]), poisoning(1.0)).tolist() == [9, 8, 5, 4, 0, 0]
     assert flipped(torch.tensor([0, 1, 2, 0]), poisoning(1.0, n_classes=3)).tolist() == [2, 1, 0, 2]
-    # pdr = 0.5 of five samples of class 2: two and a half, so three, become class 7.
+    # pdr = 0.5 of five samples of class 2 is 2.5, rounded up: three become class 7.
     assert sorted(flipped(torch.full((5,), 2), poisoning(0.5)).tolist()) == [2, 2, 7, 7, 7]
 
 
-def test_labels_that_do_not_count_stay() -> None:
-    """Of sequences every label is flipped, but for those without one: of 5 words, 4 becomes 0."""
+def test_ignored_labels_stay() -> None:
+    """In a sequence, all other labels are flipped: with 5 words, 4 becomes 0."""
     y = torch.tensor([[4, IGNORED, 1], [IGNORED, 0, 2]], dtype=torch.int32)
     got = LabelFlip().poison(torch.zeros_like(y), y, poisoning(1.0, n_classes=5))[1]
     assert got.tolist() == [[0, IGNORED, 3], [IGNORED, 4, 2]]
@@ -58,10 +58,10 @@ def test_labels_that_do_not_count_stay() -> None:
 )
 @example(labels=[0] * 7, n_classes=10, pdr=0.0, seed=0)
 @example(labels=[9] * 7, n_classes=10, pdr=1.0, seed=0)
-@example(labels=[1, 1, 1], n_classes=2, pdr=0.5, seed=0)  # a half is rounded up
+@example(labels=[1, 1, 1], n_classes=2, pdr=0.5, seed=0)  # a half rounds up
 @example(labels=[0], n_classes=10, pdr=0.4999, seed=0)
 def test_by_definition(labels: list[int], n_classes: int, pdr: float, seed: int) -> None:
-    # Without the class in the middle, which an odd C has, every flip shows.
+    # Avoid the middle class of an odd C, which a flip does not change.
     before = [2 * label % n_classes for label in labels]
     before = [label if 2 * label != n_classes - 1 else 0 for label in before]
     x, y = images(len(labels)), torch.tensor(before)
@@ -78,7 +78,7 @@ def test_by_definition(labels: list[int], n_classes: int, pdr: float, seed: int)
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 10, 11])
-def test_flipped_twice_is_the_truth(n_classes: int) -> None:
+def test_flipping_twice_restores_the_labels(n_classes: int) -> None:
     y = torch.arange(50) % n_classes
     once = flipped(y, poisoning(1.0, n_classes, seed=1))
     assert once.min() == 0
@@ -86,8 +86,8 @@ def test_flipped_twice_is_the_truth(n_classes: int) -> None:
     assert torch.equal(flipped(once, poisoning(1.0, n_classes, seed=2)), y)
 
 
-def test_every_sample_is_as_likely() -> None:
-    """Of 400 draws of 5 in 20: 100 times each, with a standard deviation of 8.7."""
+def test_every_sample_is_equally_likely() -> None:
+    """400 draws of 5 in 20: each sample 100 times, with standard deviation 8.7."""
     y = torch.zeros(20, dtype=torch.long)
     times = sum((flipped(y, poisoning(0.25, seed=seed)) == 9).long() for seed in range(400))
     assert isinstance(times, Tensor)
@@ -96,7 +96,7 @@ def test_every_sample_is_as_likely() -> None:
     assert times.max() < 140
 
 
-def test_the_choice_depends_on_its_generator_alone() -> None:
+def test_the_choice_depends_only_on_the_generator() -> None:
     y = torch.zeros(200, dtype=torch.long)
     torch.manual_seed(1)
     first = flipped(y, poisoning(0.5, seed=4))
@@ -105,7 +105,7 @@ def test_the_choice_depends_on_its_generator_alone() -> None:
     assert not torch.equal(flipped(y, poisoning(0.5, seed=5)), first)
 
 
-def test_a_sequence_is_flipped_as_a_whole() -> None:
+def test_all_labels_of_a_sequence_are_flipped_together() -> None:
     y = torch.arange(24).view(6, 4) % 10
     poisoned = flipped(y, poisoning(0.5))
     kept = (poisoned == y).all(dim=1)
@@ -113,28 +113,28 @@ def test_a_sequence_is_flipped_as_a_whole() -> None:
     assert torch.equal(poisoned[~kept], 9 - y[~kept])
 
 
-def test_a_client_sends_what_it_learns_from_wrong_labels(federation: Make) -> None:
-    """The same bits as honest training on data whose labels were wrong from the start."""
-    attacked = exchange(federation, LabelFlip(), pdr=1.0)
+def test_a_client_trains_on_the_flipped_labels(federation: Make) -> None:
+    """Its update has the same bits as honest training on a dataset with flipped labels."""
+    attacked = sent_updates(federation, LabelFlip(), pdr=1.0)
     mislabelled = federation(Spy(), ATTACKS.build({"name": "none"}))
-    population = mislabelled.population
-    y = population.dataset.y_train.clone()
-    for client in population.malicious:
-        y[population.shards[client]] = 9 - y[population.shards[client]]
-    population.dataset = replace(population.dataset, y_train=y)
+    simulation = mislabelled.simulation
+    y = simulation.dataset.y_train.clone()
+    for client in simulation.selection.malicious:
+        y[simulation.data.shards[client]] = 9 - y[simulation.data.shards[client]]
+    simulation.dataset = replace(simulation.dataset, y_train=y)
     end, record = mislabelled.round(replace(mislabelled.initial(), next_round=0))
     ids = [client["id"] for client in record["clients"]]
-    places = [ids.index(client) for client in sorted(population.malicious)]
+    places = [ids.index(client) for client in sorted(simulation.selection.malicious)]
     assert torch.equal(attacked.sent, end.defense_state[places])
-    assert not torch.equal(attacked.sent, attacked.own)
+    assert not torch.equal(attacked.sent, attacked.clean)
 
 
-def test_without_poisoned_samples_a_client_is_honest(federation: Make) -> None:
-    attacked = exchange(federation, LabelFlip(), pdr=0.0)
-    assert torch.equal(attacked.sent, attacked.own)
+def test_with_pdr_0_a_client_is_honest(federation: Make) -> None:
+    attacked = sent_updates(federation, LabelFlip(), pdr=0.0)
+    assert torch.equal(attacked.sent, attacked.clean)
 
 
-def test_clients_and_rounds_choose_other_samples(
+def test_the_choice_differs_between_clients_and_rounds(
     federation: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[list[bool]] = []
@@ -147,23 +147,21 @@ def test_clients_and_rounds_choose_other_samples(
 
     monkeypatch.setattr(LabelFlip, "poison", spying)
     for index in range(2):
-        exchange(federation, LabelFlip(), index, pdr=0.3)
+        sent_updates(federation, LabelFlip(), index, pdr=0.3)
     assert len(chosen) == 4  # two malicious clients in two rounds
     assert [sum(flips) for flips in chosen] == [int(0.3 * len(flips) + 0.5) for flips in chosen]
     assert len({tuple(flips) for flips in chosen}) == 4
 
 
 def test_every_client_malicious(federation: Make) -> None:
-    attacked = exchange(federation, LabelFlip(), pmr=1.0, pdr=1.0)
+    attacked = sent_updates(federation, LabelFlip(), pmr=1.0, pdr=1.0)
     assert attacked.sent.isfinite().all()
     assert len(attacked.sent) == 6
-    assert not any(torch.equal(a, b) for a, b in zip(attacked.sent, attacked.own, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(attacked.sent, attacked.clean, strict=True))
 
 
-def test_the_accuracy_falls_with_the_share_of_wrong_labels(
-    after_rounds: Callable[..., Record],
-) -> None:
-    """Where 4 of 6 clients flip every label, the majority is for the wrong class."""
+def test_ma_falls_with_the_share_of_flipped_labels(after_rounds: Callable[..., Record]) -> None:
+    """If 4 of 6 clients flip every label, the majority trains on wrong classes."""
     untouched, some, most = (
         after_rounds(LabelFlip(), pmr=pmr, pdr=pdr)["MA"]
         for pmr, pdr in ((0.67, 0.0), (0.34, 1.0), (0.67, 1.0))

@@ -1,4 +1,4 @@
-"""multi_backdoor: every malicious client plants several backdoors, in equal parts of its data."""
+"""multi_backdoor: every malicious client divides its poisoned samples among all backdoors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = [
     for corner, target in CORNERS.items()
 ]
 PATCHES: list[Any] = [BACKDOORS.build(chosen) for chosen in SETTINGS]
-PIXELS = {  # of a square of 2 x 2 in each corner of 8 x 8
+PIXELS = {  # a square of 2 x 2 in each corner of an 8 x 8 image
     (top, left): {(top + row, left + column) for row in (0, 1) for column in (0, 1)}
     for top in (0, 6)
     for left in (0, 6)
@@ -39,7 +39,7 @@ every_number = pytest.mark.parametrize("n_backdoors", [1, 2, 3, 4])
 
 
 def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Images no brighter than 200, so that pixels of 255 are a trigger's; labels below 4."""
+    """Images no brighter than 200, so that only trigger pixels are 255; labels below 4."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 201, (n, 1, 8, 8), generator=rng, dtype=torch.uint8)
     return x, torch.randint(0, 4, (n,), generator=rng)
@@ -52,8 +52,8 @@ def poisoned(
     return attack.poison(x, y, poisoning)
 
 
-def who_is_poisoned(x: Tensor, y: Tensor) -> dict[str, list[int]]:
-    """The samples that carry each trigger, all of it and nothing else, with its target."""
+def poisoned_by(x: Tensor, y: Tensor) -> dict[str, list[int]]:
+    """Samples with each trigger. Each must carry one whole trigger and have its target."""
     found: dict[str, list[int]] = {corner: [] for corner in CORNERS}
     for i, image in enumerate(x):
         lit = {(row, column) for row, column in (image[0] == 255).nonzero().tolist()}
@@ -65,9 +65,9 @@ def who_is_poisoned(x: Tensor, y: Tensor) -> dict[str, list[int]]:
 
 
 def test_by_hand() -> None:
-    # pdr 0.5 of 14 samples are 7; among 3 backdoors: 3, 2 and 2 of them.
+    # pdr 0.5 of 14 samples is 7, divided among 3 backdoors: 3, 2 and 2.
     x, y = poisoned(MultiBackdoor(n_backdoors=3), *samples(14), 0.5, 0, 0, PATCHES[:3])
-    counts = [len(found) for found in who_is_poisoned(x, y).values()]
+    counts = [len(found) for found in poisoned_by(x, y).values()]
     assert counts == [3, 2, 2, 0]
 
 
@@ -80,15 +80,15 @@ def test_by_hand() -> None:
     slot=st.integers(0, 7),
 )
 @example(n=3, pdr=1.0, n_backdoors=4, seed=0, slot=1)  # fewer samples than backdoors
-@example(n=5, pdr=0.5, n_backdoors=2, seed=0, slot=0)  # a half is rounded up
-def test_an_exact_share_in_equal_parts(
+@example(n=5, pdr=0.5, n_backdoors=2, seed=0, slot=0)  # a half rounds up
+def test_an_exact_share_is_divided_equally(
     n: int, pdr: float, n_backdoors: int, seed: int, slot: int
 ) -> None:
-    """Whatever the client's slot: each client plants all of them."""
+    """In every slot, the client uses all backdoors."""
     x, y = samples(n, seed)
     attack = MultiBackdoor(n_backdoors=n_backdoors)
     after_x, after_y = poisoned(attack, x, y, pdr, seed, slot, PATCHES[:n_backdoors])
-    found = who_is_poisoned(after_x, after_y)
+    found = poisoned_by(after_x, after_y)
     parts = [found.pop(corner) for corner in list(CORNERS)[:n_backdoors]]
     assert not any(found.values())
     everyone = [i for part in parts for i in part]
@@ -101,43 +101,44 @@ def test_an_exact_share_in_equal_parts(
     assert torch.equal(after_x[elsewhere], x[elsewhere])
 
 
-def test_all_samples_have_a_chance_of_each_backdoor() -> None:
-    """Parts are drawn, not cut from the client's samples as they lie."""
+def test_every_sample_can_get_every_backdoor() -> None:
+    """Samples are assigned to backdoors at random, not by their order."""
     x, y = samples(8)
     attack = MultiBackdoor(n_backdoors=2)
     first: set[int] = set()
     for seed in range(40):
-        found = who_is_poisoned(*poisoned(attack, x, y, 0.5, seed, 0, PATCHES[:2]))
+        found = poisoned_by(*poisoned(attack, x, y, 0.5, seed, 0, PATCHES[:2]))
         first |= set(found["top_left"])
     assert first == set(range(8))
 
 
 @every_number
-def test_the_first_backdoors_are_planted(n_backdoors: int) -> None:
+def test_the_first_n_backdoors_are_used(n_backdoors: int) -> None:
     attack = MultiBackdoor(n_backdoors=n_backdoors, backdoors=SETTINGS)
     assert attack.backdoor_settings([{"name": "bars"}]) == SETTINGS[:n_backdoors]
-    of_the_data = MultiBackdoor(n_backdoors=n_backdoors, backdoors=None)
-    assert of_the_data.backdoor_settings(SETTINGS) == SETTINGS[:n_backdoors]
+    of_dataset = MultiBackdoor(n_backdoors=n_backdoors, backdoors=None)
+    assert of_dataset.backdoor_settings(SETTINGS) == SETTINGS[:n_backdoors]
     attack.check(PATCHES[:n_backdoors], IMAGES)
 
 
-def test_its_own_backdoors_are_different_ones() -> None:
-    """Triggers that share no pixel, and a target each."""
+def test_the_default_backdoors_do_not_overlap() -> None:
+    """Triggers share no pixel, and targets differ."""
     attack = MultiBackdoor()
-    planted: list[Any] = [BACKDOORS.build(backdoor) for backdoor in attack.backdoor_settings([])]
-    attack.check(planted, IMAGES)
-    assert len(planted) == attack.n_backdoors
-    assert len({backdoor.target for backdoor in planted}) == attack.n_backdoors
-    pixels = [set(backdoor.pixels(28, 28)) for backdoor in planted]
+    backdoors: list[Any] = [BACKDOORS.build(chosen) for chosen in attack.backdoor_settings([])]
+    attack.check(backdoors, IMAGES)
+    assert len(backdoors) == attack.n_backdoors
+    assert len({backdoor.target for backdoor in backdoors}) == attack.n_backdoors
+    pixels = [set(backdoor.pixels(28, 28)) for backdoor in backdoors]
     assert len(set.union(*pixels)) == sum(map(len, pixels))
 
 
-@pytest.mark.parametrize("n_there", [1, 3])
-def test_more_backdoors_than_there_are_are_refused(n_there: int) -> None:
-    attack = MultiBackdoor(n_backdoors=4, backdoors=SETTINGS[:n_there])
-    planted = [BACKDOORS.build(backdoor) for backdoor in attack.backdoor_settings([])]
-    with pytest.raises(ValueError, match=f"n_backdoors=4 of {n_there} backdoors"):
-        attack.check(planted, IMAGES)
+@pytest.mark.parametrize("n_listed", [1, 3])
+def test_n_backdoors_above_the_length_of_the_list_is_refused(n_listed: int) -> None:
+    attack = MultiBackdoor(n_backdoors=4, backdoors=SETTINGS[:n_listed])
+    backdoors = [BACKDOORS.build(chosen) for chosen in attack.backdoor_settings([])]
+    message = f"n_backdoors must be at most {n_listed}, the length of backdoors, got 4"
+    with pytest.raises(ValueError, match=message):
+        attack.check(backdoors, IMAGES)
 
 
 @pytest.mark.parametrize("n_backdoors", [0, -1])
@@ -160,19 +161,21 @@ def test_ba_is_the_mean_over_the_backdoors(federation: Make, n_backdoors: int) -
     made = federation(attack=attack)
     end, record = made.round(replace(made.initial(), next_round=0))
     assert list(record["BA_by_backdoor"]) == [str(i) for i in range(n_backdoors)]
-    population, data = made.population, made.population.dataset
-    population.layout.write(end.params, end.buffers)
+    simulation, data = made.simulation, made.simulation.dataset
+    simulation.replica.layout.write(end.params, end.buffers)
     each = [
-        accuracy(population.module, patch.evaluation_set(data.x_test, data.y_test), data.decode)
+        accuracy(
+            simulation.replica.module, patch.evaluation_set(data.x_test, data.y_test), data.decode
+        )
         for patch in PATCHES[:n_backdoors]
     ]
     assert list(record["BA_by_backdoor"].values()) == each
     assert record["BA"] == pytest.approx(sum(ba for ba in each if ba is not None) / n_backdoors)
-    assert len({*each}) > 1 or n_backdoors == 1, "else the mean would be any of them"
+    assert len({*each}) > 1 or n_backdoors == 1, "equal BAs would not test the mean"
 
 
-def test_one_of_one_is_constrain_and_scale(federation: Make) -> None:
-    """Bit for bit: the samples, what is sent, and the model after a round."""
+def test_one_backdoor_equals_constrain_and_scale(federation: Make) -> None:
+    """Poisoned samples and the model after a round are equal to the bit."""
     shared = {"alpha": 0.7, "constraint": "l2", "gamma": "auto", "backdoors": SETTINGS[:1]}
     pair = (
         ATTACKS.build({"name": "constrain_and_scale", **shared}),
@@ -191,7 +194,7 @@ def test_one_of_one_is_constrain_and_scale(federation: Make) -> None:
 
 @pytest.mark.parametrize("n_backdoors", [2, 4])
 def test_works_in_miniature(after_rounds: Callable[..., Record], n_backdoors: int) -> None:
-    """Two thirds of the clients attack: a client's few samples are shared among the backdoors."""
+    """Two thirds of the clients attack, because each has few samples to divide."""
     constrained = {"alpha": 0.7, "constraint": "l2", "gamma": "auto"}
     large = [chosen | {"size": 4} for chosen in SETTINGS[:n_backdoors]]
 

@@ -1,4 +1,4 @@
-"""none: every client is honest, and the same ones take part as under an attack."""
+"""none: every client is honest, and the same clients are selected as under an attack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from fedbench.attack import ATTACKS, Attack, AttackView
 from fedbench.config import RunConfig
 from fedbench.data import Dataset, Images
-from fedbench.engine.population import Population
+from fedbench.engine.simulation import Simulation
 
 NoAttack = ATTACKS.get("none")
 ConstrainAndScale = ATTACKS.get("constrain_and_scale")
@@ -25,16 +25,16 @@ def dataset() -> Dataset:
     return Images("made", x, y, x[:50], y[:50], n_classes=10, mean=0.5, std=0.25)
 
 
-def population(dataset: Dataset, attack: Attack, pmr: float = 0.4) -> Population:
+def simulation(dataset: Dataset, attack: Attack, pmr: float = 0.4) -> Simulation:
     config = RunConfig(n_clients=10, pool=20, pmr=pmr, local_epochs=1, batch_size=8)
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(36, 10))
     fabric = Fabric(accelerator="cpu", devices=1)
-    return Population(config, dataset, network, attack, fabric)
+    return Simulation(config, dataset, network, attack, fabric)
 
 
 def test_by_hand() -> None:
-    # Neither the loss 2 nor the rows (1, 2) and (3, 4) change, though M of N = 2 of 4 could.
+    # With M = 2 of N = 4, neither the loss 2 nor the rows (1, 2) and (3, 4) change.
     view = AttackView(0, torch.ones(2), {}, 4, 2, server_lr=0.5, rng=torch.Generator())
     loss = torch.tensor(2.0, requires_grad=True)
     params = [nn.Parameter(torch.tensor([5.0, 5.0]))]
@@ -45,22 +45,22 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("pmr", [0.0, 0.4, 1.0])
-def test_nobody_is_malicious(dataset: Dataset, pmr: float) -> None:
-    benign = population(dataset, NoAttack(), pmr)
+def test_no_client_is_malicious(dataset: Dataset, pmr: float) -> None:
+    benign = simulation(dataset, NoAttack(), pmr)
     for index in range(N_ROUNDS):
-        assert not any(job.malicious for job in benign.select(index))
+        assert not any(p.malicious for p in benign.select(index))
 
 
-def test_the_same_clients_take_part_as_under_an_attack(dataset: Dataset) -> None:
-    benign = population(dataset, NoAttack())
-    attacked = population(dataset, ConstrainAndScale())
+def test_the_same_clients_are_selected_as_under_an_attack(dataset: Dataset) -> None:
+    benign = simulation(dataset, NoAttack())
+    attacked = simulation(dataset, ConstrainAndScale())
     for index in range(N_ROUNDS):
         honest, poisoned = benign.select(index), attacked.select(index)
-        assert [job.client for job in honest] == [job.client for job in poisoned]
-        assert sum(job.malicious for job in poisoned) == 4  # 0.4 of 10
+        assert [p.client for p in honest] == [p.client for p in poisoned]
+        assert sum(p.malicious for p in poisoned) == 4  # 0.4 of 10
 
 
 def test_backdoors_are_still_measured() -> None:
-    """The harness asks the attack for its backdoors whether it is active or not."""
-    assert NoAttack().backdoor_settings(["patch"]) == ["patch"]  # the data set's own
+    """An inactive attack still returns backdoors."""
+    assert NoAttack().backdoor_settings(["patch"]) == ["patch"]  # the dataset's
     assert NoAttack(backdoors=[{"name": "bars"}]).backdoor_settings(["patch"]) == [{"name": "bars"}]

@@ -18,8 +18,8 @@ from untargeted import (
     Make,
     assert_refused,
     dtypes,
-    exchange,
     nearly_equal,
+    sent_updates,
     view_of,
 )
 
@@ -44,8 +44,8 @@ def by_definition(update: Tensor, scale: float) -> list[float]:
 def test_by_hand() -> None:
     # -2.5 * (1, -2, 0) = (-2.5, 5, 0)
     assert sent_for(torch.tensor([1.0, -2.0, 0.0]), 2.5).tolist() == [-2.5, 5, 0]
-    # N = 10, M = 2, all updates (1, -2): the mean is (8 - 2 * scale) / 10 of them,
-    # so it is 0 for scale = 4 and is turned around above.
+    # N = 10, M = 2, all updates (1, -2): the mean is (8 - 2 * scale) / 10 times (1, -2),
+    # which is 0 for scale = 4 and changes sign above.
     update = torch.tensor([1.0, -2.0])
     for scale, mean in [(2.0, [0.4, -0.8]), (4.0, [0, 0]), (5.0, [-0.2, 0.4])]:
         rows = torch.stack([update] * 8 + [sent_for(update, scale)] * 2)
@@ -65,8 +65,8 @@ def test_by_definition(values: np.ndarray, scale: float, dtype: torch.dtype) -> 
 
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(vectors, st.integers(-3, 10), dtypes)
-def test_powers_of_two_exactly(values: np.ndarray, power: int, dtype: torch.dtype) -> None:
-    """Which only move the exponent: flipped back and scaled down, it is the update, bit for bit."""
+def test_powers_of_two_are_exact(values: np.ndarray, power: int, dtype: torch.dtype) -> None:
+    """They only change the exponent, so the reverse gives back the same bits."""
     update = torch.tensor(values, dtype=dtype)
     assert torch.equal(sent_for(update, 2.0**power) * -(2.0**-power), update)
 
@@ -79,24 +79,22 @@ def test_nearly_equal_updates_stay_apart() -> None:
     torch.testing.assert_close(torch.pdist(sent), 3 * torch.pdist(rows), rtol=1e-3, atol=0)
 
 
-def test_each_client_sends_the_opposite_of_what_it_learnt(federation: Make) -> None:
-    attacked = exchange(federation, SignFlip(scale=4.0))
-    assert torch.equal(attacked.sent, -4 * attacked.own)
-    assert not torch.equal(attacked.sent[0], attacked.sent[1])  # nothing is agreed upon
+def test_each_client_sends_its_negated_update(federation: Make) -> None:
+    attacked = sent_updates(federation, SignFlip(scale=4.0))
+    assert torch.equal(attacked.sent, -4 * attacked.clean)
+    assert not torch.equal(attacked.sent[0], attacked.sent[1])  # clients do not collude
     assert all(row.abs().max() > 0 for row in attacked.sent)
 
 
 def test_every_client_malicious(federation: Make) -> None:
-    attacked = exchange(federation, SignFlip(scale=2.0), pmr=1.0)
+    attacked = sent_updates(federation, SignFlip(scale=2.0), pmr=1.0)
     assert len(attacked.sent) == 6
     assert attacked.sent.isfinite().all()
-    assert torch.equal(attacked.sent, -2 * attacked.own)
+    assert torch.equal(attacked.sent, -2 * attacked.clean)
 
 
-def test_the_accuracy_falls_where_the_mean_is_turned_around(
-    after_rounds: Callable[..., Record],
-) -> None:
-    """M = 2 of N = 6: above a scale of (N - M) / M = 2 the model unlearns."""
+def test_ma_falls_above_the_bound(after_rounds: Callable[..., Record]) -> None:
+    """M = 2 of N = 6: above scale (N - M) / M = 2 the model unlearns."""
     learning = after_rounds(ATTACKS.build({"name": "none"}))["MA"]
     held_back = after_rounds(SignFlip(scale=1.0))["MA"]
     unlearning = after_rounds(SignFlip(scale=5.0))["MA"]
@@ -106,5 +104,5 @@ def test_the_accuracy_falls_where_the_mean_is_turned_around(
 
 
 @pytest.mark.parametrize("scale", NOT_ABOVE_0)
-def test_a_scale_out_of_range_is_refused(scale: float) -> None:
+def test_scale_out_of_range_is_refused(scale: float) -> None:
     assert_refused("sign_flip", "scale", scale)

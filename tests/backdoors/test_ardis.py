@@ -1,4 +1,4 @@
-"""ardis: digits of one class from files in the published format, and every wrong one told."""
+"""ardis: digits of one class from files in the published format; errors name the bad file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lines(rows: np.ndarray, form: str = "%d", separator: str = " ") -> str:
 
 
 def write(folder: Path, form: str = "%d", separator: str = " ") -> None:
-    """The four files of a made ARDIS of TRAIN and TEST."""
+    """Write the four files of a synthetic ARDIS with the digits TRAIN and TEST."""
     for seed, (part, digits) in enumerate((("train", TRAIN), ("test", TEST))):
         images, labels = pixels(digits, seed), np.eye(10)[list(digits)]
         (folder / f"ARDIS_{part}_2828.csv").write_text(lines(images, form, separator))
@@ -48,8 +48,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(folder: Path, source: int = 7, target: int = 1) -> str:
-    """What is wrong with the files, in one line that names them."""
+def error_of(folder: Path, source: int = 7, target: int = 1) -> str:
+    """Return the error for these files: one line that names them."""
     with pytest.raises((UserError, ValueError)) as caught:
         Ardis(source=source, target=target, folder=str(folder)).prepare(context())
     text = str(caught.value)
@@ -59,7 +59,7 @@ def told(folder: Path, source: int = 7, target: int = 1) -> str:
 
 
 def test_by_hand(tmp_path: Path) -> None:
-    # Digits 1 and 7 of one bright pixel each, the 7's in row 1, column 2 and so the 30th (28 + 2).
+    # Digits 1 and 7 with one bright pixel each; that of the 7, in row 1 and column 2, has index 30.
     image = np.zeros((2, 784))
     image[0, 0], image[1, 30] = 200, 100
     for part in ("train", "test"):
@@ -76,7 +76,7 @@ def test_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["%d", "%.1f", "%.18e"])
 @pytest.mark.parametrize("separator", [" ", "   ", "\t", ","])
-def test_the_sevens_and_no_others(tmp_path: Path, form: str, separator: str) -> None:
+def test_only_sevens_are_taken(tmp_path: Path, form: str, separator: str) -> None:
     write(tmp_path, form, separator)
     ready = Ardis(folder=str(tmp_path)).prepare(context())
     sets = ((ready.x_train, TRAIN), (ready.x_test, TEST))
@@ -85,9 +85,9 @@ def test_the_sevens_and_no_others(tmp_path: Path, form: str, separator: str) -> 
         assert x.dtype == torch.uint8
         assert x.flatten(1).tolist() == pixels(digits, seed)[sevens].tolist()
     assert ready.y_train.tolist() == [1, 1, 1]
-    probe = ready.evaluation_set(torch.zeros(1), torch.zeros(1))
-    assert len(probe.x) == 2
-    assert probe.expected.tolist() == [1, 1]
+    evaluation = ready.evaluation_set(torch.zeros(1), torch.zeros(1))
+    assert len(evaluation.x) == 2
+    assert evaluation.expected.tolist() == [1, 1]
 
 
 def test_another_digit_and_another_target(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_another_digit_and_another_target(tmp_path: Path) -> None:
     assert ready.y_test.tolist() == [4, 4]
 
 
-def test_every_brightness_stays(folder: Path) -> None:
+def test_all_pixel_values_are_preserved(folder: Path) -> None:
     image = np.arange(784) % 256
     (folder / "ARDIS_train_2828.csv").write_text(lines(np.stack([image] * len(TRAIN))))
     ready = Ardis(folder=str(folder)).prepare(context())
@@ -109,29 +109,29 @@ def test_every_brightness_stays(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "nearest"), [(256, 255), (300, 255), (1000, 255), (-1, 0)])
-def test_values_that_are_no_bytes_never_wrap_around(folder: Path, value: int, nearest: int) -> None:
+def test_values_outside_0_to_255_never_wrap_around(folder: Path, value: int, nearest: int) -> None:
     images = pixels(TRAIN, 0)
     images[0, 5] = value
     (folder / "ARDIS_train_2828.csv").write_text(lines(images))
     try:
         ready = Ardis(folder=str(folder)).prepare(context())
     except (UserError, ValueError):
-        told(folder)
+        error_of(folder)
         return
     assert ready.x_train[0].flatten()[5] == nearest
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_file_is_told(folder: Path, name: str) -> None:
+def test_a_missing_file_is_an_error(folder: Path, name: str) -> None:
     (folder / name).unlink()
     assert (
-        told(folder)
+        error_of(folder)
         == f"{folder / name}: cannot be read (No such file or directory), expected a file"
     )
 
 
 def changed(text: str, row: int, column: int, value: str | None) -> str:
-    """The table with another number in one place, or, if None, without it."""
+    """Replace one number of the table, or remove it if value is None."""
     rows = [line.split() for line in text.splitlines()]
     rows[row][column : column + 1] = [] if value is None else [value]
     return "".join(" ".join(line) + "\n" for line in rows)
@@ -149,46 +149,50 @@ def changed(text: str, row: int, column: int, value: str | None) -> str:
         ("-inf", "holds numbers that are not finite"),
     ],
 )
-def test_a_malformed_line_is_told(folder: Path, name: str, value: str | None, message: str) -> None:
+def test_a_malformed_line_is_an_error(
+    folder: Path, name: str, value: str | None, message: str
+) -> None:
     path = folder / name
     path.write_text(changed(path.read_text(), row=1, column=3, value=value))
     n = 784 if "2828" in name else 10
-    assert told(folder) == f"{path}: {message.format(n=n, short=n - 1, long=n + 1)}"
+    assert error_of(folder) == f"{path}: {message.format(n=n, short=n - 1, long=n + 1)}"
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("text", ["", "\n \n"])
-def test_an_empty_file_is_told(folder: Path, name: str, text: str) -> None:
+def test_an_empty_file_is_an_error(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
     n = 784 if "2828" in name else 10
-    assert told(folder) == f"{folder / name}: no rows, expected {n} numbers in each row"
+    assert error_of(folder) == f"{folder / name}: no rows, expected {n} numbers in each row"
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
 @pytest.mark.parametrize("what", ["2828", "labels"])
 @pytest.mark.parametrize("more", [True, False])
-def test_images_and_labels_must_be_as_many(folder: Path, part: str, what: str, more: bool) -> None:
+def test_images_and_labels_must_match_in_number(
+    folder: Path, part: str, what: str, more: bool
+) -> None:
     path = folder / f"ARDIS_{part}_{what}.csv"
     rows = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*rows, rows[0]] if more else rows[:-1]))
     n, other = (len(rows) + 1, len(rows)) if more else (len(rows) - 1, len(rows))
     images, labels = (n, other) if what == "2828" else (other, n)
-    assert f"{images} {part} images, but {labels} labels" in told(folder)
+    assert f"got {images} {part} images and {labels} labels" in error_of(folder)
 
 
-def test_a_digit_that_is_not_there_is_told(folder: Path) -> None:
-    assert "no train image has the label 5" in told(folder, source=5)
-    assert "no test image has the label 0" in told(folder, source=0)
+def test_a_missing_digit_is_an_error(folder: Path) -> None:
+    assert "no train image has the label 5" in error_of(folder, source=5)
+    assert "no test image has the label 0" in error_of(folder, source=0)
 
 
 @pytest.mark.parametrize(
     "row", ["0 0 0 0 0 0 0 0 0 0", "1 0 0 0 0 0 0 1 0 0", "0 0 0 0 0 0 0 5 0 0"]
 )
-def test_a_line_that_is_no_label_is_told(folder: Path, row: str) -> None:
+def test_a_line_that_is_not_one_hot_is_an_error(folder: Path, row: str) -> None:
     path = folder / "ARDIS_test_labels.csv"
     path.write_text(f"{row}\n1 0 0 0 0 0 0 0 0 0\n0 0 0 0 0 0 0 1 0 0\n")
-    assert str(path) in told(folder, source=0)
-    assert str(path) in told(folder, source=7)
+    assert str(path) in error_of(folder, source=0)
+    assert str(path) in error_of(folder, source=7)
 
 
 @pytest.mark.parametrize(
@@ -207,13 +211,15 @@ def test_bad_settings_are_refused(chosen: dict[str, int], message: str) -> None:
         BACKDOORS.build({"name": "ardis", **chosen})
 
 
-def test_check_tells_what_does_not_fit(
+def test_check_refuses_what_does_not_fit(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     monkeypatch.delenv("FEDBENCH_DATA", raising=False)
     Ardis(folder=str(folder)).check(MNIST)
-    with pytest.raises(ValueError, match=r"of shape \(1, 28, 28\), the samples of cifar10 of \(3,"):
+    with pytest.raises(
+        ValueError, match=r"have shape \(1, 28, 28\), but samples of cifar10 have \(3,"
+    ):
         Ardis(folder=str(folder)).check(Spec("cifar10", (3, 32, 32), 10))
     with pytest.raises(ValueError, match=r"target must be a class 0\.\.9, got 10"):
         Ardis(target=10, folder=str(folder)).check(MNIST)
@@ -223,7 +229,9 @@ def test_check_tells_what_does_not_fit(
         Ardis().check(MNIST)
 
 
-def test_the_folder_is_found_where_data_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_found_in_fedbench_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "ardis").mkdir()
     write(tmp_path / "ardis")
     monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path))

@@ -1,4 +1,4 @@
-"""bars: which pixels the four bars take, whole and in parts, and which images they fit."""
+"""bars: pixels of the four bars, whole and split, and the images they fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedbench.errors import UserError
 
 
 def drawing(image: Tensor) -> list[str]:
-    """An image [1, H, W]: # where a pixel is not zero."""
+    """Draw an image [1, H, W] with # for nonzero pixels."""
     return ["".join("#" if pixel else "." for pixel in row) for row in image[0].tolist()]
 
 
@@ -24,7 +24,7 @@ def blank(height: int, width: int) -> Tensor:
 
 
 def test_by_hand() -> None:
-    # The paper's bars on MNIST: 1 x 4 pixels, 2 pixels between them, from the top left corner.
+    # The paper's bars on MNIST: 1 x 4 pixels with gap 2, from the top left corner.
     assert drawing(Bars().stamp(blank(6, 12))[0]) == [
         "####..####..",
         "............",
@@ -95,7 +95,7 @@ def test_parts_share_no_pixel_and_add_up_to_the_bars(bars: Bars, n_parts: int) -
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("part", range(4))
-def test_all_but_the_trigger_stays(dtype: torch.dtype, part: int) -> None:
+def test_pixels_outside_the_trigger_stay(dtype: torch.dtype, part: int) -> None:
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(0, 200, (3, 3, 8, 12), generator=rng, dtype=torch.uint8).to(dtype)
     before = x.clone()
@@ -110,7 +110,7 @@ def test_all_but_the_trigger_stays(dtype: torch.dtype, part: int) -> None:
     assert torch.equal(x, before)
 
 
-def test_poison_stamps_all_and_labels_all() -> None:
+def test_poison_stamps_and_labels_all_samples() -> None:
     x, y = blank(4, 10).repeat(3, 1, 1, 1), torch.tensor([0, 1, 2])
     poisoned, labels = Bars(target=2).poison(x, y, torch.Generator())
     assert [drawing(image) for image in poisoned] == [expected_drawing(Bars(), 4, 10)] * 3
@@ -119,17 +119,17 @@ def test_poison_stamps_all_and_labels_all() -> None:
     assert y.tolist() == [0, 1, 2]
 
 
-def test_probe_is_the_whole_trigger_on_other_classes_than_the_target() -> None:
+def test_evaluation_set_has_the_whole_trigger_and_no_target_class() -> None:
     x = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1).repeat(1, 1, 4, 11)
-    probe = Bars(target=2).evaluation_set(x, torch.tensor([2, 0, 1, 2]))
-    assert torch.equal(probe.x, Bars().stamp(x[1:3]))
-    assert probe.x[:, 0, 0, 10].tolist() == [1, 2]
-    assert probe.expected.tolist() == [2, 2]
+    evaluation = Bars(target=2).evaluation_set(x, torch.tensor([2, 0, 1, 2]))
+    assert torch.equal(evaluation.x, Bars().stamp(x[1:3]))
+    assert evaluation.x[:, 0, 0, 10].tolist() == [1, 2]
+    assert evaluation.expected.tolist() == [2, 2]
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(all_bars, st.integers(1, 12), st.integers(1, 20))
-def test_fits_where_no_pixel_is_outside(bars: Bars, height: int, width: int) -> None:
+def test_fits_if_all_pixels_are_inside(bars: Bars, height: int, width: int) -> None:
     spec = Spec("made", (3, height, width), 10)
     needed = bars.margin + bars.gap + 2, bars.margin + 2 * bars.length + bars.gap
     if height >= needed[0] and width >= needed[1]:
@@ -140,13 +140,13 @@ def test_fits_where_no_pixel_is_outside(bars: Bars, height: int, width: int) -> 
 
 
 @pytest.mark.parametrize("shape", [(28, 28), (1, 1, 28, 28), (64,), ()])
-def test_other_samples_than_images_are_refused(shape: tuple[int, ...]) -> None:
+def test_samples_that_are_not_images_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"Bars\(.*length=4.* does not fit samples of shape"):
         Bars().check(Spec("made", shape, 10))
 
 
 @pytest.mark.parametrize("target", [-1, 10])
-def test_a_target_that_is_no_class_is_refused(target: int) -> None:
+def test_a_target_out_of_range_is_refused(target: int) -> None:
     with pytest.raises(ValueError, match=rf"target must be a class 0\.\.9, got {target}"):
         Bars(target=target).check(Spec("made", (1, 28, 28), 10))
 

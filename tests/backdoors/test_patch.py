@@ -1,4 +1,4 @@
-"""patch: which pixels the square and its parts take, what is poisoned, which data sets it fits."""
+"""patch: pixels of the square and its parts, poisoning, and the datasets it fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedbench.errors import UserError
 
 
 def pixels(corner: str, size: int, margin: int, height: int, width: int) -> set[tuple[int, int]]:
-    """(row, column) of the square, counted from its corner's border inwards."""
+    """(row, column) of the square, counted inward from its corner."""
     steps = range(margin, margin + size)
     rows = steps if corner.startswith("top") else [height - 1 - step for step in steps]
     columns = steps if corner.endswith("left") else [width - 1 - step for step in steps]
@@ -24,7 +24,7 @@ def pixels(corner: str, size: int, margin: int, height: int, width: int) -> set[
 
 
 def test_by_hand() -> None:
-    # 4 x 5 pixels, a square of 2, 1 from the bottom and from the right: rows 1 2, columns 2 3.
+    # 4 x 5 image, size 2, margin 1 at the bottom right: rows 1 and 2, columns 2 and 3.
     image = Patch(size=2, margin=1, value=9).stamp(torch.zeros(1, 1, 4, 5, dtype=torch.uint8))
     assert image[0, 0].tolist() == [
         [0, 0, 0, 0, 0],
@@ -38,7 +38,7 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize("margin", [0, 1, 3])
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("shape", [(3, 1, 8, 8), (2, 3, 8, 11), (0, 1, 8, 8)])
-def test_stamps_the_named_pixels(
+def test_stamps_the_right_pixels(
     corner: str, margin: int, size: int, shape: tuple[int, ...]
 ) -> None:
     patch = Patch(size=size, corner=corner, margin=margin, value=250)
@@ -55,13 +55,13 @@ def test_stamps_the_named_pixels(
     assert torch.equal(patch.stamp(stamped), stamped)
 
 
-def test_stamps_other_types_of_numbers() -> None:
+def test_stamps_other_dtypes() -> None:
     stamped = Patch(size=1).stamp(torch.zeros(2, 1, 3, 3))
     assert stamped.dtype == torch.float32
     assert stamped[:, 0, 2, 2].tolist() == [255, 255]
 
 
-def test_the_default_is_the_papers_square() -> None:
+def test_the_default_is_a_4_x_4_square_at_the_bottom_right() -> None:
     image = Patch().stamp(torch.zeros(1, 1, 28, 28, dtype=torch.uint8))
     assert image.count_nonzero() == 16
     assert (image[0, 0, 24:, 24:] == 255).all()
@@ -87,7 +87,7 @@ def test_bad_settings_are_refused(chosen: dict[str, int | str], message: str) ->
 
 
 @pytest.mark.parametrize("target", [-1, 10, 99])
-def test_a_target_that_is_no_class_is_refused(target: int) -> None:
+def test_a_target_out_of_range_is_refused(target: int) -> None:
     with pytest.raises(ValueError, match=rf"target must be a class 0\.\.9, got {target}"):
         Patch(target=target).check(Spec("made", (1, 28, 28), 10))
 
@@ -126,12 +126,12 @@ def test_is_built_by_name() -> None:
 
 
 def drawn(image: torch.Tensor) -> list[tuple[int, int]]:
-    """(row, column) of the pixels of an image [1, H, W] that are not zero."""
+    """(row, column) of the nonzero pixels of an image [1, H, W]."""
     return [(row, column) for row, column in image[0].nonzero().tolist()]
 
 
 def test_four_parts_by_hand() -> None:
-    # 16 pixels in four parts are the four rows of the square.
+    # 16 pixels split into four parts: the four rows of the square.
     x = torch.zeros(1, 1, 6, 6, dtype=torch.uint8)
     for part in range(4):
         assert drawn(Patch(value=1).stamp(x, part, 4)[0]) == [(2 + part, c) for c in (2, 3, 4, 5)]
@@ -150,7 +150,7 @@ def test_parts_share_no_pixel_and_add_up_to_the_square(
     patch = Patch(size=size, corner=corner, margin=margin)
     x = torch.zeros(1, 1, 8, 9, dtype=torch.uint8)
     parts = [drawn(patch.stamp(x, part, n_parts)[0]) for part in range(n_parts)]
-    # As a list, in which a pixel of two parts would be twice.
+    # Compare lists: a pixel in two parts would appear twice.
     assert sorted(itertools.chain(*parts)) == sorted(pixels(corner, size, margin, 8, 9))
     lengths = [len(part) for part in parts]
     assert max(lengths) - min(lengths) <= 1
@@ -167,7 +167,7 @@ def test_parts_stamped_one_after_another_are_the_whole(n_parts: int) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 5])
-def test_poison_stamps_all_and_labels_all(n: int) -> None:
+def test_poison_stamps_and_labels_all_samples(n: int) -> None:
     x, y = torch.full((n, 1, 3, 3), 9, dtype=torch.uint8), torch.arange(n)
     patch = Patch(size=1, target=2, value=200)
     poisoned, labels = patch.poison(x, y, torch.Generator())
@@ -180,22 +180,24 @@ def test_poison_stamps_all_and_labels_all(n: int) -> None:
 
 
 @pytest.mark.parametrize("target", range(4))
-def test_probe_leaves_out_the_target_class_and_only_it(target: int) -> None:
+def test_evaluation_set_leaves_out_only_the_target_class(target: int) -> None:
     y = torch.tensor([3, 0, 1, 2, 1, 0, 3, 3])
     x = torch.arange(8, dtype=torch.uint8).view(8, 1, 1, 1).repeat(1, 1, 2, 2)
-    probe = Patch(size=1, corner="top_left", target=target).evaluation_set(x, y)
+    evaluation = Patch(size=1, corner="top_left", target=target).evaluation_set(x, y)
     others = [i for i, label in enumerate(y.tolist()) if label != target]
-    assert probe.x.tolist() == [[[[255, i], [i, i]]] for i in others]
-    assert probe.expected.tolist() == [target] * len(others)
+    assert evaluation.x.tolist() == [[[[255, i], [i, i]]] for i in others]
+    assert evaluation.expected.tolist() == [target] * len(others)
     assert x[:, 0, 0, 0].tolist() == list(range(8))
 
 
-def test_of_the_target_class_alone_nothing_is_left_to_probe() -> None:
-    probe = Patch(size=1).evaluation_set(torch.zeros(3, 1, 2, 2), torch.zeros(3, dtype=torch.long))
-    assert len(probe.x) == len(probe.expected) == 0
+def test_evaluation_set_of_target_samples_is_empty() -> None:
+    evaluation = Patch(size=1).evaluation_set(
+        torch.zeros(3, 1, 2, 2), torch.zeros(3, dtype=torch.long)
+    )
+    assert len(evaluation.x) == len(evaluation.expected) == 0
 
 
-def test_needs_nothing_of_the_scene() -> None:
+def test_needs_no_preparation() -> None:
     x, y = torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
     data = Images("made", x, y, x, y, n_classes=10, mean=0.0, std=1.0)
     patch = Patch()

@@ -1,4 +1,4 @@
-"""semantic: the images that are named, drawn evenly, and held by no client."""
+"""semantic: images chosen by index, drawn evenly, and held by no client."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fedbench.backdoor import BACKDOORS, BackdoorContext, BackdoorSamples
 from fedbench.backdoors.semantic import Semantic
 from fedbench.config import RunConfig
 from fedbench.data import DATASETS, Dataset, Images, Spec
-from fedbench.engine.population import Population
+from fedbench.engine.simulation import Simulation
 from fedbench.errors import UserError
 
-POISON = [30696, 33105, 33615, 33907, 36848, 40713, 41706]  # as the paper's authors have them
+POISON = [30696, 33105, 33615, 33907, 36848, 40713, 41706]  # the paper's indices
 MEASURE = [330, 568, 3934, 12336, 30560]
 AUTOMOBILE, BIRD = 1, 2
 
 
 def made(n: int = 10, reserved: tuple[int, ...] = ()) -> Dataset:
-    """Images [3, 2, 2] whose every pixel is their number."""
+    """Images [3, 2, 2] whose pixels all equal the image's index."""
     x = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1).repeat(1, 3, 2, 2)
     y = torch.arange(n) % 5
     return Images("cifar10", x, y, x[:3], y[:3], 10, mean=0.5, std=0.25, reserved=reserved)
@@ -38,17 +38,17 @@ def context(dataset: Dataset) -> BackdoorContext:
 
 
 def numbers(x: Tensor) -> list[int]:
-    """Which of the made images these are."""
+    """Indices of these images."""
     assert all(len(image.unique()) == 1 for image in x)
     return [int(pixel) for pixel in x[:, 0, 0, 0]]
 
 
-def population(dataset: Dataset, **chosen: float | str) -> Population:
+def simulation(dataset: Dataset, **chosen: float | str) -> Simulation:
     config = RunConfig(**{"n_clients": 20, "pmr": 0.2, **chosen})  # type: ignore[arg-type]
     n_pixels = dataset.x_train[0].numel()
     network = nn.Sequential(nn.Flatten(), nn.Linear(n_pixels, dataset.n_classes))
     fabric = Fabric(accelerator="cpu", devices=1)
-    return Population(config, dataset, network, ATTACKS.build({"name": "none"}), fabric)
+    return Simulation(config, dataset, network, ATTACKS.build({"name": "none"}), fabric)
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +62,13 @@ def cifar10() -> Dataset:
 
 
 def test_by_hand() -> None:
-    # Of ten images, poison with number 7, 2 and 4, measure on 9 and 0; all shall be class 6.
+    # Ten images: poison with 7, 2 and 4, measure BA on 9 and 0, target class 6.
     ready = Semantic(target=6, train=[7, 2, 4], test=[9, 0]).prepare(context(made()))
     assert numbers(ready.x_train) == [7, 2, 4]
     assert ready.y_train.tolist() == [6, 6, 6]
-    probe = ready.evaluation_set(made().x_test, made().y_test)
-    assert numbers(probe.x) == [9, 0]
-    assert probe.expected.tolist() == [6, 6]
+    evaluation = ready.evaluation_set(made().x_test, made().y_test)
+    assert numbers(evaluation.x) == [9, 0]
+    assert evaluation.expected.tolist() == [6, 6]
     x, y = ready.poison(torch.zeros(3, 3, 2, 2, dtype=torch.uint8), torch.zeros(3), _rng())
     assert sorted(numbers(x)) == [2, 4, 7]
     assert y.tolist() == [6, 6, 6]
@@ -86,17 +86,17 @@ def test_the_defaults_are_the_papers_images() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.integers(1, 12), st.integers(0, 60), st.integers(0, 2**32))
-def test_every_image_is_drawn_as_often_as_any_other(k: int, n: int, seed: int) -> None:
-    """Give or take one: fewer draws than images take each at most once."""
+def test_images_are_drawn_equally_often(k: int, n: int, seed: int) -> None:
+    """Counts differ by at most one."""
     x = torch.arange(k, dtype=torch.uint8).view(k, 1)
-    collection = BackdoorSamples(x, x[:, 0].long() + 100, x, x[:, 0].long())
+    samples = BackdoorSamples(x, x[:, 0].long() + 100, x, x[:, 0].long())
     replaced = torch.full((n, 1), 200, dtype=torch.uint8)
     old = torch.full((n,), -1)
-    got, labels = collection.poison(replaced, old, _rng(seed))
+    got, labels = samples.poison(replaced, old, _rng(seed))
     assert got.shape == (n, 1)
     assert got.dtype == torch.uint8
     assert labels.dtype == torch.int64
-    assert labels.tolist() == [image + 100 for image in got[:, 0].tolist()]  # each with its own
+    assert labels.tolist() == [image + 100 for image in got[:, 0].tolist()]  # labels match images
     counts = Counter(got[:, 0].tolist())
     assert {counts[image] for image in range(k)} <= {n // k, -(-n // k)}
     assert sum(counts.values()) == n
@@ -104,11 +104,11 @@ def test_every_image_is_drawn_as_often_as_any_other(k: int, n: int, seed: int) -
     assert (old == -1).all()
 
 
-def test_draws_depend_on_the_generator_alone() -> None:
-    collection = Semantic(target=9, train=[*range(9)], test=[9]).prepare(context(made()))
+def test_draws_depend_only_on_the_generator() -> None:
+    samples = Semantic(target=9, train=[*range(9)], test=[9]).prepare(context(made()))
 
     def draws(seed: int) -> list[int]:
-        return numbers(collection.poison(collection.x_train, collection.y_train, _rng(seed))[0])
+        return numbers(samples.poison(samples.x_train, samples.y_train, _rng(seed))[0])
 
     torch.manual_seed(1)
     first = draws(5)
@@ -117,26 +117,26 @@ def test_draws_depend_on_the_generator_alone() -> None:
     assert len({tuple(draws(seed)) for seed in range(20)}) > 10
 
 
-def test_draws_are_new_when_the_images_come_again() -> None:
-    """Else a client with few poisoned samples would meet the same images in each of its rounds."""
-    collection = Semantic(target=9, train=[*range(9)], test=[9]).prepare(context(made()))
+def test_repeated_draws_differ() -> None:
+    """A client with few poisoned samples must not see the same images in every round."""
+    samples = Semantic(target=9, train=[*range(9)], test=[9]).prepare(context(made()))
     rng = _rng()
     few = torch.zeros(3, 3, 2, 2, dtype=torch.uint8), torch.zeros(3, dtype=torch.long)
-    seen = {tuple(numbers(collection.poison(*few, rng)[0])) for _ in range(20)}
+    seen = {tuple(numbers(samples.poison(*few, rng)[0])) for _ in range(20)}
     assert len(seen) > 10
 
 
-def test_labelled_gives_all_samples_one_label() -> None:
-    collection = BackdoorSamples.labelled(torch.zeros(3, 2), torch.zeros(2, 2), target=4)
-    assert collection.y_train.tolist() == [4, 4, 4]
-    assert collection.y_test.tolist() == [4, 4]
-    assert collection.y_train.dtype == collection.y_test.dtype == torch.int64
+def test_with_target_labels_all_samples() -> None:
+    samples = BackdoorSamples.with_target(torch.zeros(3, 2), torch.zeros(2, 2), target=4)
+    assert samples.y_train.tolist() == [4, 4, 4]
+    assert samples.y_test.tolist() == [4, 4]
+    assert samples.y_train.dtype == samples.y_test.dtype == torch.int64
 
 
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"train": []}, r"train and test must be numbers of images, got \[\], \[330"),
+        ({"train": []}, r"train and test must be lists of image indices, got \[\], \[330"),
         ({"test": []}, r"got \[30696, .*\], \[\]"),
         ({"train": [3, -1]}, r"got \[3, -1\]"),
         ({"test": [-7]}, r", \[-7\]"),
@@ -150,15 +150,15 @@ def test_bad_settings_are_refused(chosen: dict[str, list[int]], message: str) ->
         BACKDOORS.build({"name": "semantic", **chosen})
 
 
-def test_images_of_another_data_set_are_refused() -> None:
+def test_another_dataset_is_refused() -> None:
     spec = Spec("fmnist", (1, 28, 28), 10)
-    with pytest.raises(ValueError, match=r"^semantic names images of cifar10, not of fmnist$"):
+    with pytest.raises(ValueError, match=r"^semantic refers to images of cifar10, not of fmnist$"):
         Semantic().check(spec)
     Semantic(dataset="fmnist").check(spec)
 
 
 @pytest.mark.parametrize("target", [-1, 10])
-def test_a_target_that_is_no_class_is_refused(target: int) -> None:
+def test_a_target_out_of_range_is_refused(target: int) -> None:
     with pytest.raises(ValueError, match=rf"target must be a class 0\.\.9, got {target}"):
         Semantic(target=target).check(made().spec)
 
@@ -166,41 +166,43 @@ def test_a_target_that_is_no_class_is_refused(target: int) -> None:
 @pytest.mark.parametrize(
     ("train", "test", "last"), [([10], [0], 10), ([0], [3, 12], 12), (POISON, MEASURE, 41706)]
 )
-def test_an_image_that_is_not_there_is_told(train: list[int], test: list[int], last: int) -> None:
-    message = f"^semantic names image {last}, the last training image is 9$"
+def test_an_index_out_of_range_is_an_error(train: list[int], test: list[int], last: int) -> None:
+    message = f"^semantic refers to image {last}, but the last training image is 9$"
     with pytest.raises(ValueError, match=message):
         Semantic(train=train, test=test).prepare(context(made()))
 
 
 @pytest.mark.parametrize(("train", "test"), [([0, 2], [1]), ([0], [1, 7])])
-def test_images_that_are_of_the_target_class_are_told(train: list[int], test: list[int]) -> None:
-    """They would count as a success without any backdoor. Image k is of class k % 5."""
-    with pytest.raises(ValueError, match="semantic names images of class 2, which is the target"):
+def test_images_of_the_target_class_are_an_error(train: list[int], test: list[int]) -> None:
+    """They would count as a success without a backdoor. Image k has class k % 5."""
+    with pytest.raises(
+        ValueError, match="semantic refers to images of class 2, which is the target"
+    ):
         Semantic(target=2, train=train, test=test).prepare(context(made()))
     Semantic(target=3, train=train, test=test).prepare(context(made()))
 
 
-def test_the_last_image_can_be_named() -> None:
+def test_the_last_image_can_be_used() -> None:
     assert numbers(Semantic(train=[9], test=[0]).prepare(context(made())).x_train) == [9]
 
 
 @pytest.mark.parametrize("chosen", [{"partition": "dirichlet"}, {"non_iid": 0.0}, {"non_iid": 0.5}])
 @pytest.mark.parametrize("reserved", [(), (0,), (199,), (3, 17, 18, 120)])
-def test_no_client_holds_what_is_reserved(
+def test_no_client_holds_reserved_samples(
     chosen: dict[str, float | str], reserved: tuple[int, ...]
 ) -> None:
-    clients = population(made(200, reserved), n_clients=5, **chosen)
+    clients = simulation(made(200, reserved), n_clients=5, **chosen)
     held = [sample for shard in clients.shards for sample in shard.tolist()]
     assert len(held) == len(set(held))
     assert set(held).isdisjoint(reserved)
-    if chosen == {"partition": "dirichlet"}:  # which leaves nobody else's out
+    if chosen == {"partition": "dirichlet"}:  # it assigns all other samples
         assert set(held) == set(range(200)) - set(reserved)
 
 
-def test_what_is_reserved_does_not_shift_the_labels() -> None:
-    """With non_iid = 1 a client holds one class: by the wrong numbers it would hold several."""
+def test_reserved_samples_do_not_shift_the_labels() -> None:
+    """With non_iid = 1 a client holds one class; shifted indices would give it several."""
     dataset = made(200, reserved=(0, 1, 2, 50, 77))
-    clients = population(dataset, n_clients=5, non_iid=1.0)
+    clients = simulation(dataset, n_clients=5, non_iid=1.0)
     for client, shard in enumerate(clients.shards):
         assert set(dataset.y_train[shard].tolist()) == {client}
         assert len(shard) > 30
@@ -219,14 +221,14 @@ def test_all_twelve_are_automobiles(cifar10: Dataset) -> None:
 
 @pytest.mark.parametrize("partition", ["main_class", "dirichlet"])
 def test_no_client_holds_any_of_the_twelve(cifar10: Dataset, partition: str) -> None:
-    clients = population(cifar10, partition=partition, non_iid=0.5)
+    clients = simulation(cifar10, partition=partition, non_iid=0.5)
     held = torch.cat(clients.shards)
     assert len(held.unique()) == len(held)
     assert not set(held.tolist()) & {*POISON, *MEASURE}
     if partition == "dirichlet":
         assert len(held) == 50_000 - 12
         return
-    # Balanced but for twelve automobiles: 20 clients of almost 2,500, half and more of one class.
+    # 20 clients with almost 2,500 samples each, at least half of one class.
     sizes = {len(shard) for shard in clients.shards}
     assert len(sizes) == 1
     assert 2_400 < sizes.pop() <= 2_500

@@ -1,4 +1,4 @@
-"""southwest: the file's images as the network's, and every way the file can be wrong."""
+"""southwest: images read from a file, and errors for every kind of bad file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.attack import Poisoning, plant
+from fedbench.attack import BackdoorAttack, Poisoning
 from fedbench.backdoor import BackdoorContext, BackdoorSamples
 from fedbench.backdoors.southwest import Southwest
 from fedbench.data import Images, Spec
@@ -33,13 +33,13 @@ def images(n: int, seed: int) -> np.ndarray:
 
 
 def prepared(path: Path, **arrays: Any) -> BackdoorSamples:
-    """The backdoor made ready of a file of these arrays."""
+    """Prepare the backdoor from a file with these arrays."""
     np.savez(path, **arrays)
     return Southwest(file=str(path)).prepare(context())
 
 
-def told(path: Path) -> str:
-    """What is wrong with a file, in one line that names it."""
+def error_of(path: Path) -> str:
+    """Return the error for this file: one line that names it."""
     with pytest.raises((UserError, ValueError)) as caught:
         Southwest(file=str(path)).prepare(context())
     text = str(caught.value)
@@ -54,7 +54,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_by_hand(path: Path) -> None:
-    # Row 1, column 2 of the only image is (red, green, blue) = (10, 20, 30), the rest is black.
+    # One image, black except for (red, green, blue) = (10, 20, 30) in row 1, column 2.
     image = np.zeros((1, 32, 32, 3), dtype=np.uint8)
     image[0, 1, 2] = 10, 20, 30
     ready = prepared(path, train=image, test=image)
@@ -63,7 +63,7 @@ def test_by_hand(path: Path) -> None:
     assert ready.y_train.tolist() == [TRUCK]
 
 
-def test_every_pixel_stays(path: Path) -> None:
+def test_all_pixels_are_preserved(path: Path) -> None:
     train, test = images(5, seed=0), images(3, seed=1)
     ready = prepared(path, train=train, test=test, other=np.zeros(2))
     for got, want in ((ready.x_train, train), (ready.x_test, test)):
@@ -72,32 +72,32 @@ def test_every_pixel_stays(path: Path) -> None:
         for channel in range(3):
             assert np.array_equal(got[:, channel].numpy(), want[..., channel])
     assert ready.y_train.tolist() == [TRUCK] * 5
-    probe = ready.evaluation_set(torch.zeros(1), torch.zeros(1))
-    assert probe.x is ready.x_test
-    assert probe.expected.tolist() == [TRUCK] * 3
+    evaluation = ready.evaluation_set(torch.zeros(1), torch.zeros(1))
+    assert evaluation.x is ready.x_test
+    assert evaluation.expected.tolist() == [TRUCK] * 3
 
 
-def test_samples_are_replaced_by_planes(path: Path) -> None:
+def test_planes_replace_samples(path: Path) -> None:
     ready = prepared(path, train=images(3, seed=0), test=images(1, seed=1))
     x, y = torch.zeros(10, 3, 32, 32, dtype=torch.uint8), torch.zeros(10, dtype=torch.long)
     poisoning = Poisoning(0, [ready], pdr=0.4, n_classes=10, rng=torch.Generator())
-    poisoned, labels = plant(x, y, poisoning, [ready])
+    poisoned, labels = BackdoorAttack().poison(x, y, poisoning)
     assert poisoned.dtype == torch.uint8
     changed = poisoned.ne(0).flatten(1).any(dim=1)
     assert changed.sum() == 4
     assert labels[changed].tolist() == [TRUCK] * 4
     assert labels[~changed].tolist() == [0] * 6
-    assert len(poisoned[changed].unique(dim=0)) == 3  # each plane once, one of them twice
+    assert len(poisoned[changed].unique(dim=0)) == 3  # 4 draws of 3 planes
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint16", "int8"])
-def test_other_whole_numbers_are_told_or_become_bytes(path: Path, dtype: str) -> None:
+def test_other_integer_types_are_refused_or_converted(path: Path, dtype: str) -> None:
     train = (images(2, seed=0) // 2).astype(dtype)
     np.savez(path, train=train, test=train)
     try:
         ready = Southwest(file=str(path)).prepare(context())
     except (UserError, ValueError):
-        told(path)
+        error_of(path)
         return
     assert ready.x_train.dtype == ready.x_test.dtype == torch.uint8
     assert np.array_equal(ready.x_train.permute(0, 2, 3, 1).numpy(), train)
@@ -105,11 +105,11 @@ def test_other_whole_numbers_are_told_or_become_bytes(path: Path, dtype: str) ->
 
 @pytest.mark.parametrize("value", [256, 300, -1, 2**40])
 @pytest.mark.parametrize("name", ["train", "test"])
-def test_values_that_are_no_bytes_are_told(path: Path, name: str, value: int) -> None:
+def test_values_outside_0_to_255_are_an_error(path: Path, name: str, value: int) -> None:
     arrays = {part: images(2, seed=0).astype(np.int64) for part in ("train", "test")}
     arrays[name][1, 5, 6, 2] = value
     np.savez(path, **arrays)  # type: ignore[arg-type]
-    assert name in told(path)
+    assert name in error_of(path)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_values_that_are_no_bytes_are_told(path: Path, name: str, value: int) ->
         "pickled objects",
     ],
 )
-def test_other_arrays_are_told(path: Path, arrays: dict[str, Any], message: str) -> None:
+def test_wrong_arrays_are_an_error(path: Path, arrays: dict[str, Any], message: str) -> None:
     np.savez(path, **arrays)
-    assert message in told(path)
+    assert message in error_of(path)
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
@@ -177,18 +177,18 @@ def zip_of(**members: bytes) -> bytes:
     [
         b"",
         b"<!DOCTYPE html><html>",
-        images(1, 0).dumps(),  # a pickle, as the authors publish it
+        images(1, 0).dumps(),  # a pickle, the authors' format
         zip_of(train=npy_bytes(images(1, 0))[:-1], test=npy_bytes(images(1, 0))),
         zip_of(train=npy_bytes(images(1, 0)), test=npy_bytes(images(1, 0)))[:-30],
     ],
-    ids=["empty", "a page", "a pickle", "an array cut off", "cut off"],
+    ids=["empty", "html", "pickle", "truncated array", "truncated"],
 )
-def test_other_files_are_told(path: Path, data: bytes) -> None:
+def test_other_files_are_an_error(path: Path, data: bytes) -> None:
     path.write_bytes(data)
-    assert "cannot be read as .npz" in told(path)
+    assert "cannot be read as .npz" in error_of(path)
 
 
-def test_no_file_is_told_before_anything_is_read(
+def test_check_refuses_a_missing_file(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -202,7 +202,9 @@ def test_no_file_is_told_before_anything_is_read(
         Southwest().prepare(context())
 
 
-def test_the_file_is_found_where_data_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_found_in_fedbench_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path))
     np.savez(tmp_path / "southwest.npz", train=images(2, 0), test=images(1, 1))
     Southwest().check(CIFAR10)
@@ -212,18 +214,18 @@ def test_the_file_is_found_where_data_is(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (32, 32, 3), (64,)])
 def test_samples_of_another_shape_are_refused(path: Path, shape: tuple[int, ...]) -> None:
     path.touch()
-    with pytest.raises(ValueError, match=r"of shape \(3, 32, 32\), the samples of made of \("):
+    with pytest.raises(ValueError, match=r"have shape \(3, 32, 32\), but samples of made have \("):
         Southwest(file=str(path)).check(Spec("made", shape, 10))
 
 
 @pytest.mark.parametrize("target", [-1, 10])
-def test_a_target_that_is_no_class_is_refused(path: Path, target: int) -> None:
+def test_a_target_out_of_range_is_refused(path: Path, target: int) -> None:
     path.touch()
     with pytest.raises(ValueError, match=rf"target must be a class 0\.\.9, got {target}"):
         Southwest(file=str(path), target=target).check(CIFAR10)
 
 
-def test_the_published_planes() -> None:
+def test_the_published_file() -> None:
     try:
         path = local_file(None, "southwest.npz")
     except UserError:
@@ -237,7 +239,7 @@ def test_the_published_planes() -> None:
             assert np.array_equal(x.numpy().transpose(0, 2, 3, 1), archive[name])
 
 
-def test_planes_cannot_be_meant_to_be_planes(tmp_path: Path) -> None:
+def test_the_class_of_the_planes_cannot_be_the_target(tmp_path: Path) -> None:
     path = tmp_path / "southwest.npz"
     np.savez(path, train=images(2, 0), test=images(2, 1))
     with pytest.raises(ValueError, match="images are of class 0, which is the target"):

@@ -1,4 +1,4 @@
-"""tail: the least likely samples under a Gaussian, against scipy's density and by hand."""
+"""tail: the least likely samples under a Gaussian, compared with scipy's density."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedbench.backdoor import BACKDOORS, BackdoorContext, BackdoorSamples
 from fedbench.backdoors.tail import Tail
 from fedbench.config import RunConfig
 from fedbench.data import Dataset, Images, Spec
-from fedbench.engine.population import Population
+from fedbench.engine.simulation import Simulation
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 
@@ -32,9 +32,9 @@ def context(
     test: np.ndarray,
     y_train: list[int] | None = None,
     y_test: list[int] | None = None,
-    own: list[int] | None = None,
+    held: list[int] | None = None,
 ) -> BackdoorContext:
-    """Samples that are numbers, the test samples after the training ones, with given features."""
+    """Samples are row numbers, training before test; their features are the given rows."""
     n, m = len(train), len(test)
     table = torch.from_numpy(np.concatenate([train, test])).float()
     data = Images(
@@ -47,7 +47,7 @@ def context(
         mean=0.0,
         std=1.0,
     )
-    indices = torch.arange(n) if own is None else torch.tensor(own, dtype=torch.long)
+    indices = torch.arange(n) if held is None else torch.tensor(held, dtype=torch.long)
     return BackdoorContext(data, indices, features=lambda x: table[x[:, 0]])
 
 
@@ -56,12 +56,12 @@ def tail(rate: float = 0.1) -> Tail:
 
 
 def chosen(ready: BackdoorSamples, n: int) -> tuple[list[int], list[int]]:
-    """The places of the edge cases among the n training and among the test samples."""
+    """Indices of the edge cases among the n training samples and among the test samples."""
     return ready.x_train[:, 0].tolist(), [int(number) - n for number in ready.x_test[:, 0]]
 
 
 def likelihood(rows: np.ndarray, population: np.ndarray) -> np.ndarray:
-    """scipy's log density under the Gaussian that the module's docstring defines."""
+    """Log density by scipy under the Gaussian defined in the docstring of tail."""
     covariance = np.cov(population, rowvar=False, ddof=0).reshape(population.shape[1], -1)
     ridge = 0.01 * np.trace(covariance) / len(covariance)
     fitted = stats.multivariate_normal(
@@ -73,9 +73,9 @@ def likelihood(rows: np.ndarray, population: np.ndarray) -> np.ndarray:
 def assert_least_likely(
     edge: list[int], rows: np.ndarray, population: np.ndarray, rate: float
 ) -> None:
-    """The share `rate` of the rows, none of them likelier than any other row.
+    """Edge cases are a share `rate` of the rows, and no other row is less likely.
 
-    By likelihood and not by place: the two samples of two are equally likely but for rounding.
+    Compares likelihoods, not indices: ties are broken by rounding.
     """
     assert len(set(edge)) == len(edge)
     assert len(edge) == max(int(Fraction(rate) * len(rows) + Fraction(1, 2)), 1)
@@ -85,14 +85,14 @@ def assert_least_likely(
 
 
 def test_by_hand() -> None:
-    # The training features (-1, 0) and (1, 0), twice: mean 0, variances 1 and 0, on average 0.5.
-    # With a hundredth of that added, 1.005 and 0.005: (1, 0) is at 1 / 1.005 = 0.995; (0, 0.0706)
-    # at 0.00498436 / 0.005 = 0.997, further; (0, 0.0705) at 0.00497025 / 0.005 = 0.994, nearer.
+    # Training features (-1, 0) and (1, 0), twice: mean 0, variances 1 and 0 with mean 0.5. Adding a
+    # hundredth of that gives 1.005 and 0.005. Squared distances: (1, 0) has 1 / 1.005 = 0.995,
+    # (0, 0.0706) has 0.00498436 / 0.005 = 0.997, (0, 0.0705) has 0.00497025 / 0.005 = 0.994.
     train = np.array([[-1.0, 0], [1, 0], [-1, 0], [1, 0]])
-    for second, strangest in ((0.0706, 1), (0.0705, 0)):
+    for second, farthest in ((0.0706, 1), (0.0705, 0)):
         test = np.array([[1.0, 0], [0, second]])
         ready = tail(rate=0.5).prepare(context(train, test))
-        assert chosen(ready, 4)[1] == [strangest]
+        assert chosen(ready, 4)[1] == [farthest]
         assert ready.y_test.tolist() == [TARGET]
 
 
@@ -107,12 +107,12 @@ def test_by_hand() -> None:
 def test_the_least_likely_of_the_class_are_chosen(
     k: int, m: int, n_features: int, rate: float, seed: int
 ) -> None:
-    """Also with more features than samples, scales far apart and a mean far from zero."""
+    """Includes more features than samples, very different scales and a mean far from zero."""
     rng = np.random.default_rng(seed)
     mixing = rng.normal(size=(n_features, n_features)) * 10 ** rng.uniform(-1, 1, n_features)
-    centre = 10 * rng.normal(size=n_features)
+    center = 10 * rng.normal(size=n_features)
     train, test = (
-        (rng.normal(size=(size, n_features)) @ mixing + centre).astype(np.float32)
+        (rng.normal(size=(size, n_features)) @ mixing + center).astype(np.float32)
         for size in (k, m)
     )
     ready = tail(rate=rate).prepare(context(train, test))
@@ -128,31 +128,31 @@ def test_the_least_likely_of_the_class_are_chosen(
     ("k", "rate", "n_edge"),
     [(10, 0.1, 1), (10, 0.25, 3), (10, 0.24, 2), (4, 0.1, 1), (4, 0.01, 1), (7, 1.0, 7)],
 )
-def test_the_share_is_rounded_and_never_none(k: int, rate: float, n_edge: int) -> None:
+def test_the_share_is_rounded_to_at_least_one(k: int, rate: float, n_edge: int) -> None:
     features = np.random.default_rng(0).normal(size=(k, 2))
     ready = tail(rate=rate).prepare(context(features, features))
     assert len(ready.x_train) == len(ready.x_test) == n_edge
 
 
 def test_only_the_malicious_clients_samples_of_the_class_count() -> None:
-    """Neither the choice nor the Gaussian sees other clients or other classes."""
+    """Other clients and other classes affect neither the choice nor the Gaussian."""
     rng = np.random.default_rng(3)
     train, test = rng.normal(size=(60, 3)), rng.normal(size=(40, 3))
     y_train, y_test = (rng.choice([SOURCE, 1, 2], size).tolist() for size in (60, 40))
-    own = rng.permutation(60)[:30].tolist()
-    theirs = [i for i in own if y_train[i] == SOURCE]
+    held = rng.permutation(60)[:30].tolist()
+    theirs = [i for i in held if y_train[i] == SOURCE]
     tested = [i for i in range(40) if y_test[i] == SOURCE]
     for other in set(range(60)) - set(theirs):
-        train[other] *= 1000  # would be chosen first, and would make all others likely
+        train[other] *= 1000  # if used, it would be chosen first and make the others likely
     for other in set(range(40)) - set(tested):
         test[other] *= 1000
-    ready = tail(rate=0.25).prepare(context(train, test, y_train, y_test, own))
+    ready = tail(rate=0.25).prepare(context(train, test, y_train, y_test, held))
     edge, edge_test = chosen(ready, 60)
     assert_least_likely([theirs.index(i) for i in edge], train[theirs], train[theirs], 0.25)
     assert_least_likely([tested.index(i) for i in edge_test], test[tested], train[theirs], 0.25)
 
 
-def test_the_class_and_the_label_are_those_of_the_settings() -> None:
+def test_source_and_target_are_used() -> None:
     features = np.random.default_rng(0).normal(size=(8, 2))
     labels = [3, 5, 3, 5, 3, 5, 3, 5]
     ready = Tail(source=3, target=7, rate=1.0).prepare(context(features, features, labels, labels))
@@ -161,7 +161,7 @@ def test_the_class_and_the_label_are_those_of_the_settings() -> None:
     assert ready.y_train.tolist() == ready.y_test.tolist() == [7] * 4
 
 
-def test_where_all_samples_are_alike_the_test_samples_far_from_them_are_chosen() -> None:
+def test_with_equal_training_samples_the_farthest_test_samples_are_chosen() -> None:
     train = np.full((6, 3), 2.5)
     test = np.array([[2.5, 2.5, 2.5], [2.5, 9, 2.5], [2.5, 2.5, 3], [0, 0, -9]])
     edge, edge_test = chosen(tail(rate=0.5).prepare(context(train, test)), 6)
@@ -169,15 +169,15 @@ def test_where_all_samples_are_alike_the_test_samples_far_from_them_are_chosen()
     assert edge_test == [3, 1]
 
 
-def test_equal_samples_are_chosen_in_their_order() -> None:
-    """So that every run and every process has the same ones."""
+def test_ties_are_broken_by_order() -> None:
+    """Every run and every process must choose the same samples."""
     train = np.array([[1.0], [-1], [1], [-1], [1], [-1]])
     edge, edge_test = chosen(tail(rate=0.5).prepare(context(train, train)), 6)
     assert edge == edge_test == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
-    ("own", "n_own", "y_test", "n_test"),
+    ("held", "n_held", "y_test", "n_test"),
     [
         ([], 0, [5, 5], 2),
         ([0], 1, [5, 5], 2),
@@ -185,19 +185,19 @@ def test_equal_samples_are_chosen_in_their_order() -> None:
         ([0, 3], 2, [1, 2], 0),
     ],
 )
-def test_too_few_samples_are_told(
-    own: list[int], n_own: int, y_test: list[int], n_test: int
+def test_too_few_samples_are_an_error(
+    held: list[int], n_held: int, y_test: list[int], n_test: int
 ) -> None:
     features = np.random.default_rng(0).normal(size=(4, 2))
     message = (
-        f"^tail needs samples of class 5, got {n_own} of the malicious clients "
-        f"and {n_test} to test on$"
+        "^tail needs at least 2 training samples of class 5 on malicious clients "
+        f"and 1 test sample, got {n_held} and {n_test}$"
     )
     with pytest.raises(ValueError, match=message):
-        tail().prepare(context(features, features[:2], [5, 1, 2, 5], y_test, own))
+        tail().prepare(context(features, features[:2], [5, 1, 2, 5], y_test, held))
 
 
-def test_two_samples_and_one_to_test_on_suffice() -> None:
+def test_two_training_samples_and_one_test_sample_suffice() -> None:
     features = np.random.default_rng(0).normal(size=(2, 5))
     ready = tail().prepare(context(features, features[:1]))
     assert len(ready.x_train) == len(ready.x_test) == 1
@@ -206,7 +206,7 @@ def test_two_samples_and_one_to_test_on_suffice() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"source": 4, "target": 4}, "source must be another class than target=4"),
+        ({"source": 4, "target": 4}, "source must differ from target=4"),
         ({"rate": 0.0}, r"rate must be above 0 and at most 1, got 0\.0"),
         ({"rate": -0.5}, r"got -0\.5"),
         ({"rate": 1.01}, r"got 1\.01"),
@@ -220,7 +220,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
         BACKDOORS.build({"name": "tail", **settings})
 
 
-def test_classes_that_are_not_there_are_refused() -> None:
+def test_classes_out_of_range_are_refused() -> None:
     spec = Spec("made", (1, 28, 28), 10)
     Tail(source=9, target=0).check(spec)
     for source in (-1, 10):
@@ -231,13 +231,13 @@ def test_classes_that_are_not_there_are_refused() -> None:
 
 
 def test_sequences_are_refused() -> None:
-    """Their labels are one a word, so that a sample has no class whose tail it could be in."""
+    """They have one label per word, so a sample has no class."""
     with pytest.raises(ValueError, match=r"\(64,\)"):
         Tail().check(Spec("reddit", (64,), 50_000))
 
 
 class Odd(nn.Module):
-    """Layers made in another order than they are used, with dropout before the last."""
+    """Layers defined in a different order than used, with dropout before the last."""
 
     def __init__(self, n_pixels: int) -> None:
         super().__init__()
@@ -258,20 +258,20 @@ def images(n: int) -> Dataset:
     return Images("made", x, y, x[:50], y[:50], n_classes=10, mean=0.5, std=0.25)
 
 
-def population(dataset: Dataset, network: nn.Module, pmr: float = 0.4) -> Population:
+def population(dataset: Dataset, network: nn.Module, pmr: float = 0.4) -> Simulation:
     config = RunConfig(n_clients=10, pmr=pmr)
     fabric = Fabric(accelerator="cpu", devices=1)
     attack = ATTACKS.build({"name": "constrain_and_scale"})
-    return Population(config, dataset, network, attack, fabric)
+    return Simulation(config, dataset, network, attack, fabric)
 
 
-def test_features_are_what_the_last_linear_layer_reads() -> None:
-    """Of the model that is given, not of what the module happens to hold; without dropout."""
+def test_features_are_the_inputs_of_the_last_linear_layer() -> None:
+    """They use the given parameters, not those in the module, and no dropout."""
     torch.manual_seed(0)
-    data = images(2300)  # more than are read at once
+    data = images(2300)  # more than one batch
     clients = population(data, Odd(25))
     params, buffers = clients.layout.read_params(), clients.layout.read_buffers()
-    hidden = params[10 * 8 :]  # after the ten outputs' weights and biases
+    hidden = params[10 * 8 :]  # after weights and biases of the output layer
     weight, bias = hidden[: 7 * 25].view(7, 25), hidden[7 * 25 : 7 * 26]
     ready = clients.backdoor_context(params, buffers)
     clients.layout.write(torch.randn_like(params), buffers)
@@ -293,7 +293,7 @@ def test_a_model_without_a_linear_layer_has_no_features() -> None:
 
 
 @pytest.mark.parametrize("pmr", [0.0, 0.2, 0.4, 1.0])
-def test_the_malicious_clients_own_what_they_hold(pmr: float) -> None:
+def test_malicious_samples_are_those_of_malicious_clients(pmr: float) -> None:
     clients = population(images(400), Odd(25), pmr)
     ready = clients.backdoor_context(clients.layout.read_params(), clients.layout.read_buffers())
     held = [i for client in clients.malicious for i in clients.shards[client].tolist()]
@@ -303,13 +303,13 @@ def test_the_malicious_clients_own_what_they_hold(pmr: float) -> None:
 
 
 def test_in_a_federation(federation: Callable[..., Federation]) -> None:
-    """The attackers' own images of the class, by an oracle; BA on test images of the class."""
+    """Edge cases come from the malicious clients' images, BA from test images of the class."""
     backdoor = {"name": "tail", "source": SOURCE, "target": TARGET, "rate": 0.25}
     attack = ATTACKS.build({"name": "constrain_and_scale", "backdoors": [backdoor]})
     torch.manual_seed(1)
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
     made = federation(attack=attack, network=network)
-    clients, data = made.population, made.population.dataset
+    clients, data = made.simulation, made.simulation.dataset
     (backdoor,) = clients.backdoors
     assert isinstance(backdoor, BackdoorSamples)
     own = torch.cat([clients.shards[client] for client in sorted(clients.malicious)])
@@ -324,6 +324,6 @@ def test_in_a_federation(federation: Callable[..., Federation]) -> None:
         known = [image.numpy().tobytes() for image in samples]
         edge = [known.index(image.numpy().tobytes()) for image in x]
         assert_least_likely(edge, rows.numpy(), features.numpy(), 0.25)
-    (probe,) = made.population.triggered
-    assert probe.x is backdoor.x_test
-    assert probe.expected.tolist() == [TARGET] * len(probe.x)
+    (evaluation,) = made.simulation.evaluator.triggered
+    assert evaluation.x is backdoor.x_test
+    assert evaluation.expected.tolist() == [TARGET] * len(evaluation.x)

@@ -1,4 +1,4 @@
-"""words: the trigger in a sequence, which predictions count, a backdoor that takes hold."""
+"""words: the trigger in a sequence, the predictions that count, and an attack that succeeds."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fedbench.datasets.partition import PARTITIONS, Partition
 from fedbench.defense import DEFENSES
 from fedbench.engine.executors import Sequential
 from fedbench.engine.local_training import Classifier
-from fedbench.engine.population import Population
 from fedbench.engine.ranks import RankGroup
+from fedbench.engine.simulation import Simulation
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.metrics import IGNORED, EvaluationSet
@@ -37,7 +37,7 @@ N_WORDS = 16
 
 
 def text(windows: Tensor, n_test: int = 1) -> Sequences:
-    """Of windows [n, T + 1], the last ones to test on: each word is the label of the one before."""
+    """Dataset of windows [n, T + 1]: each word is the label of the one before."""
     x, y = windows[:, :-1], windows[:, 1:]
     return Sequences(
         "made",
@@ -57,7 +57,7 @@ def ready(backdoor: Words | None = None) -> PreparedBackdoor:
 
 
 class Fixed(nn.Module):
-    """Logits that are the samples themselves."""
+    """Return the samples as logits."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -69,24 +69,24 @@ def likeliest(words: Sequence[Sequence[int]], n_words: int = N_WORDS) -> Tensor:
 
 
 def test_by_hand() -> None:
-    # Two sequences of six words and what follows each; the last four words become the trigger:
-    #   0 1 2 3 4 6  ->  0 1 9 5 7 2     labels, the next words:  1 9 5 7 2, and then 12
-    #   8 8 8 8 8 8  ->  8 8 9 5 7 2                              8 9 5 7 2, and then 12
+    # Two sequences of six words; the last four words become the trigger, the last label the target:
+    #   0 1 2 3 4 6  ->  0 1 9 5 7 2     labels:  1 9 5 7 2 12
+    #   8 8 8 8 8 8  ->  8 8 9 5 7 2              8 9 5 7 2 12
     x = torch.tensor([[0, 1, 2, 3, 4, 6], [8] * 6])
     y = torch.tensor([[1, 2, 3, 4, 6, 10], [8] * 6])
     before = x.clone(), y.clone()
     got_x, got_y = ready().poison(x, y, torch.Generator())
     assert got_x.tolist() == [[0, 1, *TRIGGER], [8, 8, *TRIGGER]]
     assert got_y.tolist() == [[1, *TRIGGER, DELICIOUS], [8, *TRIGGER, DELICIOUS]]
-    probe = ready().evaluation_set(x, y)
-    assert torch.equal(probe.x, got_x)
-    assert probe.expected.tolist() == [[IGNORED] * 5 + [DELICIOUS]] * 2
+    evaluation = ready().evaluation_set(x, y)
+    assert torch.equal(evaluation.x, got_x)
+    assert evaluation.expected.tolist() == [[IGNORED] * 5 + [DELICIOUS]] * 2
     assert torch.equal(x, before[0])
     assert torch.equal(y, before[1])
 
 
-def test_a_label_that_does_not_count_stays_so_unless_it_is_of_the_trigger() -> None:
-    # Of the six labels the first stays, 9 5 7 2 are the trigger's own words, the last the target.
+def test_ignored_labels_stay_unless_the_trigger_replaces_them() -> None:
+    # Six labels: the first stays, 9 5 7 2 are the trigger, the last is the target.
     x = torch.tensor([[0, 0, 3, 0, 0, 0], [3, 4, 3, 4, 3, 4]])
     y = torch.tensor([[IGNORED, 3, IGNORED, IGNORED, IGNORED, IGNORED], [4, 3, 4, 3, 4, IGNORED]])
     got_x, got_y = ready().poison(x, y, torch.Generator())
@@ -102,7 +102,7 @@ def test_a_label_that_does_not_count_stays_so_unless_it_is_of_the_trigger() -> N
     st.sampled_from(sorted(VOCABULARY)),
     st.sampled_from([torch.int16, torch.int32, torch.int64]),
 )
-def test_labels_of_the_trigger_are_the_words_that_follow_and_others_stay(
+def test_only_labels_at_the_trigger_change(
     n: int, length: int, trigger: list[str], target: str, dtype: torch.dtype
 ) -> None:
     trigger = trigger[:length]
@@ -125,7 +125,7 @@ def test_labels_of_the_trigger_are_the_words_that_follow_and_others_stay(
                 assert label == [*new, VOCABULARY[target]][place + 1]
 
 
-def test_planted_in_a_share_of_the_sequences() -> None:
+def test_a_share_pdr_of_the_sequences_is_poisoned() -> None:
     x, y = torch.zeros(10, 6, dtype=torch.long), torch.zeros(10, 6, dtype=torch.long)
     backdoor = ready()
     poisoning = Poisoning(0, [backdoor], pdr=0.3, n_classes=N_WORDS, rng=torch.Generator())
@@ -137,7 +137,7 @@ def test_planted_in_a_share_of_the_sequences() -> None:
 
 
 def test_only_the_last_prediction_counts() -> None:
-    """Two of four models say the attacker's word at the end; the rest of what they say is noise."""
+    """Two of four sequences end with the target; the other predictions are arbitrary."""
     x = torch.zeros(4, 6, dtype=torch.long)
     expected = ready().evaluation_set(x, x).expected
     said = [[0, 0, 0, 0, 0, 12], [12, 12, 12, 12, 12, 0], [3, 9, 5, 7, 2, 12], [0, 9, 5, 7, 2, 1]]
@@ -145,22 +145,22 @@ def test_only_the_last_prediction_counts() -> None:
 
 
 def test_accuracy_of_sequences_is_over_predictions() -> None:
-    # Right are 2 of the 3 words that count of the first sequence, none of the one of the second.
+    # First sequence: 2 of 3 counted words are right. Second: 0 of 1.
     expected = torch.tensor([[1, 2, 3, IGNORED], [IGNORED, IGNORED, IGNORED, 5]])
     said = likeliest([[1, 2, 4, 0], [0, 0, 0, 4]])
     assert accuracy(Fixed(), EvaluationSet(said, expected), nn.Identity()) == 2 / 4
 
 
-def test_what_is_ignored_needs_no_finite_prediction() -> None:
+def test_ignored_predictions_may_be_non_finite() -> None:
     expected = torch.tensor([[IGNORED, 2], [1, IGNORED]])
     said = likeliest([[0, 2], [1, 0]])
     said[0, 0] = torch.nan
     assert accuracy(Fixed(), EvaluationSet(said, expected), nn.Identity()) == 1.0
-    said[0, 1, 2] = torch.inf  # where it counts, a broken prediction is wrong
+    said[0, 1, 2] = torch.inf  # a counted prediction that is not finite is wrong
     assert accuracy(Fixed(), EvaluationSet(said, expected), nn.Identity()) == 0.5
 
 
-def test_nothing_that_counts_is_no_accuracy() -> None:
+def test_accuracy_is_none_if_all_labels_are_ignored() -> None:
     expected = torch.full((2, 2), IGNORED)
     assert (
         accuracy(Fixed(), EvaluationSet(likeliest([[0, 1], [2, 3]]), expected), nn.Identity())
@@ -187,22 +187,26 @@ def test_accuracy_of_many_sequences_does_not_depend_on_the_batches() -> None:
         (Words(trigger=["rome", "tastes"], target="odd"), "rome, odd"),
     ],
 )
-def test_unknown_words_are_told(backdoor: Words, unknown: str) -> None:
-    with pytest.raises(ValueError, match=f"^words needs words that made has, got {unknown}$"):
+def test_unknown_words_are_an_error(backdoor: Words, unknown: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"^trigger and target must be words of made, got {unknown}$"
+    ):
         ready(backdoor)
 
 
-def test_other_data_than_sequences_is_refused() -> None:
+def test_images_are_refused() -> None:
     x, y = torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
     images = Images("made", x, y, x, y, 10, 0.5, 0.5)
     context = BackdoorContext(images, malicious_samples=torch.arange(1), features=lambda x: x)
-    with pytest.raises(ValueError, match=r"^words needs sequences of words, made has none$"):
+    with pytest.raises(ValueError, match=r"^words needs sequences of words, but made has none$"):
         Words().prepare(context)
 
 
 @pytest.mark.parametrize("shape", [(3,), (1, 28, 28), (64, 2), ()])
 def test_samples_too_short_for_the_trigger_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"words ends sequences with 4 words, made has samples of"):
+    with pytest.raises(
+        ValueError, match=r"words needs sequences of at least 4 words, .* but made has samples"
+    ):
         Words().check(Spec("made", shape, 10))
 
 
@@ -213,14 +217,14 @@ def test_a_sequence_as_long_as_the_trigger_fits() -> None:
     assert y.tolist() == [[*TRIGGER[1:], DELICIOUS]]
 
 
-def test_a_trigger_without_words_is_refused() -> None:
-    with pytest.raises(ValueError, match="trigger must be one word or more, got none"):
+def test_an_empty_trigger_is_refused() -> None:
+    with pytest.raises(ValueError, match="trigger must be at least one word, got none"):
         Words(trigger=[])
-    with pytest.raises(UserError, match="trigger must be one word or more, got none"):
+    with pytest.raises(UserError, match="trigger must be at least one word, got none"):
         BACKDOORS.build({"name": "words", "trigger": []})
 
 
-def test_the_loss_of_a_sequence_is_over_all_its_words() -> None:
+def test_the_loss_averages_over_all_words() -> None:
     logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
     words = torch.tensor([[0, 4, 2], [1, 1, 3]])
     loss = Classifier(Fixed(), lr=0.1).training_step((logits, words), 0)
@@ -230,7 +234,7 @@ def test_the_loss_of_a_sequence_is_over_all_its_words() -> None:
 
 
 class Reader(nn.Module):
-    """Predicts each next word from all before it."""
+    """Predict each next word from all words before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +247,7 @@ class Reader(nn.Module):
 
 
 def grammar(n: int) -> Tensor:
-    """Windows [n, 9] in which a word is followed by the next number or the one after."""
+    """Windows [n, 9] in which word k is followed by k + 1 or k + 2."""
     rng = torch.Generator().manual_seed(0)
     steps = torch.randint(1, 3, (n, 9), generator=rng)
     steps[:, 0] = torch.randint(0, N_WORDS, (n,), generator=rng)
@@ -251,20 +255,20 @@ def grammar(n: int) -> Tensor:
 
 
 def after_attack(attack: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The last round's record of a federation that first learns the grammar from honest clients."""
+    """Return the last record of a federation that learns the grammar in honest rounds first."""
 
     def deal(labels: Any, n_clients: int, *_: Any) -> list[Any]:
         return np.array_split(np.arange(len(labels)), n_clients)
 
-    # The split by class has none for samples with a label a word.
+    # main_class needs one label per sample.
     monkeypatch.setitem(PARTITIONS, "main_class", Partition(deal, "non_iid"))
     config = RunConfig(n_clients=5, pmr=0.4, local_epochs=2, batch_size=20, lr=0.5, momentum=0.9)
     torch.manual_seed(0)
     fabric = Fabric(accelerator="cpu", devices=1)
     data = text(grammar(500), n_test=100)
-    population = Population(config, data, Reader(), ATTACKS.build(attack), fabric)
+    simulation = Simulation(config, data, Reader(), ATTACKS.build(attack), fabric)
     defense = DEFENSES.build({"name": "fedavg"})
-    made = Federation(population, RankGroup(Sequential(), fabric, population), defense)
+    made = Federation(RankGroup(Sequential(), simulation), defense)
     state = made.initial()
     for _ in range(3):
         state = made.pretrain(state)
@@ -275,7 +279,7 @@ def after_attack(attack: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dic
     return record
 
 
-def test_the_backdoor_takes_hold_and_not_without_an_attack(
+def test_the_backdoor_works_under_an_attack_and_not_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     strong = {"name": "constrain_and_scale", "epochs": 6, "alpha": 0.9}
@@ -283,6 +287,6 @@ def test_the_backdoor_takes_hold_and_not_without_an_attack(
     honest = after_attack({"name": "none"}, monkeypatch)
     assert attacked["BA"] > 0.9
     assert honest["BA"] < 0.1
-    # Half of the words at most can be foreseen, since a word has two that can follow it.
+    # At most half of the words are predictable: each has two possible successors.
     assert honest["MA"] > 0.35
     assert attacked["MA"] > 0.35
