@@ -1,7 +1,7 @@
-"""A picture of an attack: `python -m fedbench.preview attack=dba` draws what becomes of samples.
+"""Draw how an attack changes samples: `python -m fedbench.preview attack=dba`.
 
-A row of clean test samples; for each backdoor a row of what BA is measured on; for each way in
-which malicious clients poison their data a row of what they train on.
+The figure has a row of clean test samples, a row per backdoor of what BA is measured on, and a row
+of training samples per group of malicious clients that poison their data in the same way.
 """
 
 from __future__ import annotations
@@ -26,44 +26,46 @@ from fedbench.errors import UserError, nearest, one_line
 from fedbench.plan import Plan
 from fedbench.pretraining import pretrained
 from fedbench.report.console import Display
-from fedbench.report.stage import ImageStage, SequenceStage
-from fedbench.results.storage import write_atomically
-from fedbench.run import population_of
+from fedbench.report.plotting import save_png
+from fedbench.report.preview_rows import ImagePreview, SequencePreview
+from fedbench.run import build_simulation
 
 MAX_SAMPLES = 100
 
 
-def prepared(plan: Plan) -> ImageStage | SequenceStage:
-    """The clients and backdoors of a run, in this process alone."""
+def build_preview(plan: Plan) -> ImagePreview | SequencePreview:
+    """Build the clients and backdoors of a run in this process."""
     _check_drawable(plan.source.spec)
     data = plan.source.load()
     _check_drawable(data.spec)
     plan.check_fit(data.spec)
-    # It imports Lightning, which takes seconds: mistakes are told before.
-    from fedbench.engine.launch import fabric_of
+    # Imported late: Lightning takes seconds, and user errors should appear before.
+    from fedbench.engine.launch import make_fabric
     from fedbench.engine.ranks import RankGroup
     from fedbench.federation import Federation
 
     config, executor = plan.config, plan.executor
     torch.set_num_threads(executor.threads)
-    fabric = fabric_of(executor, 1)
-    population = population_of(plan, data.to(fabric.device), fabric)
-    federation = Federation(population, RankGroup(executor, fabric, population), plan.defense)
+    fabric = make_fabric(executor, 1)
+    simulation = build_simulation(plan, data.to(fabric.device), fabric)
+    federation = Federation(RankGroup(executor, simulation), plan.defense)
 
     @cache
-    def trained() -> BackdoorContext:
-        # On stderr: stdout is for the path of the picture.
+    def pretrained_context() -> BackdoorContext:
+        # On stderr: stdout has the path of the figure alone.
         display = Display(config.title, config.rounds, console=Console(stderr=True))
         start = pretrained(config, federation, display)
-        return population.backdoor_context(start.initial_params, start.initial_buffers)
+        return simulation.backdoor_context(start.initial_params, start.initial_buffers)
 
-    # Few backdoors ask for features; for the others nothing is trained.
-    fresh = population.backdoor_context(*federation.fresh)
-    # Samples are shown as they are stored, and recognised by that.
-    stored = replace(population.dataset, augment=None)
-    context = replace(fresh, dataset=stored, features=lambda x: trained().features(x))
-    stage = SequenceStage if data.spec.is_sequences else ImageStage
-    return stage(plan, population, prepare_all(plan.backdoors, context))
+    # Pretrain only if a backdoor asks for features.
+    fresh = simulation.backdoor_context(*federation.fresh)
+    # Show samples as stored, not augmented: ImagePreview looks up labels by pixels.
+    stored = replace(simulation.dataset, augment=None)
+    context = replace(fresh, dataset=stored, features=lambda x: pretrained_context().features(x))
+    backdoors = prepare_all(plan.backdoors, context)
+    preview = SequencePreview if data.spec.is_sequences else ImagePreview
+    shards, attackers = simulation.data.shards, simulation.attackers
+    return preview(plan, simulation.dataset, shards, attackers, backdoors)
 
 
 def _check_drawable(spec: Spec | None) -> None:
@@ -77,15 +79,15 @@ def _check_drawable(spec: Spec | None) -> None:
 
 
 def plan_of(overrides: list[str]) -> Plan:
-    """The plan of a run by its command line."""
+    """Compose the plan of a single run from command-line overrides."""
     for override in OverridesParser.create().parse_overrides(overrides):
         if override.is_sweep_override():
-            raise UserError(f"{override.input_line}: preview draws one setting, not a sweep")
+            raise UserError(f"{override.input_line}: preview draws one run, not a sweep")
     register_schema()
     try:
         with initialize_config_module("fedbench.conf", version_base="1.3"):
             composed = compose("config", overrides=overrides)
-    except ValueError as error:  # so Hydra tells a few mistakes, such as `defense=null`
+    except ValueError as error:  # Hydra raises it for a few user errors, e.g. `defense=null`
         raise UserError(f"{error}, in {' '.join(overrides)}") from error
     return Plan.of(RunConfig.from_hydra(composed))
 
@@ -93,27 +95,29 @@ def plan_of(overrides: list[str]) -> Plan:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m fedbench.preview",
-        description="Draws clean and triggered samples of an attack on a data set.",
+        description="Draw clean and poisoned samples of an attack on a data set.",
         allow_abbrev=False,
         exit_on_error=False,
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of python -m fedbench")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="settings of python -m fedbench"
+    )
     parser.add_argument("--to", type=Path, default=Path("preview.png"), metavar="FILE.png")
-    parser.add_argument("--samples", type=int, default=10, metavar="N", help="of a row")
+    parser.add_argument("--samples", type=int, default=10, metavar="N", help="samples per row")
     try:
         options, unknown = parser.parse_known_intermixed_args(arguments)
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from error
     if {"-m", "--multirun"} & {*unknown}:
-        raise UserError("-m: preview draws one setting, not a sweep")
+        raise UserError("-m: preview draws one run, not a sweep")
     if unknown:
         raise UserError(f"{unknown[0]}: no such option{nearest(unknown[0], ('--samples', '--to'))}")
     if not 1 <= options.samples <= MAX_SAMPLES:
         raise UserError(f"--samples {options.samples}: must be between 1 and {MAX_SAMPLES}")
     if options.to.suffix.lower() != ".png" or options.to.is_dir():
-        raise UserError(f"--to {options.to}: must be a file that ends in .png")
+        raise UserError(f"--to {options.to}: must be a file ending in .png")
     if not options.to.parent.is_dir():
-        raise UserError(f"--to {options.to}: there is no folder {options.to.parent}")
+        raise UserError(f"--to {options.to}: no folder {options.to.parent}")
     return options
 
 
@@ -122,8 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _options(arguments)
         plan = plan_of(options.overrides)
         title = f"{plan.config.attack['name']} on {plan.config.dataset['name']}"
-        drawn = prepared(plan).draw(title, options.samples)
-        write_atomically(options.to, lambda file: drawn.save(file, "PNG"))
+        save_png(build_preview(plan).figure(title, options.samples), options.to)
     except KeyboardInterrupt:
         return 130
     except Exception as error:

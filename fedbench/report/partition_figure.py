@@ -1,72 +1,64 @@
-"""Who holds what: a run's training samples by class and client, as a table and as a picture."""
+"""Figure of a run's partition: training labels per class and client."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from fedbench.config import SPLIT_BY, RunConfig
-from fedbench.data import Dataset, Sequences, Spec
+from fedbench.config import RunConfig
+from fedbench.data import Dataset, Sequences
+from fedbench.datasets.partition import PARTITIONS
 from fedbench.metrics import IGNORED
-from fedbench.report.picture import BLACK, GREY, RED, legible
-from fedbench.results.storage import write_atomically
+from fedbench.report.plotting import BLACK, GRAY, RED, plot_style, printable, save_png
 
-if TYPE_CHECKING:  # it imports Lightning, which takes seconds
-    from fedbench.engine.population import Population
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
 
 PARTITION_FILE = "partition.png"  # in a run directory
-MAX_CLIENTS, MAX_CLASSES = 100, 20  # that have a column and a row of their own
-MARGIN, HEAD, BARS, ROW, FOOT = 24, 80, 56, 26, 76  # pixels; HEAD: from top to bars
-WIDTH, NARROW, WIDE = 1100, 20, 60  # of all columns about, and of one at least and at most
-LEGEND = 310  # its width
-NAME = 40  # characters of a class's name, at most
-EMPTY, BAR = (0xF2, 0xF2, 0xF2), (0xB9, 0xBF, 0xC9)
-SHADES = (0xE2, 0xED, 0xF8), (0x50, 0x89, 0xC0), (0x0A, 0x2A, 0x5C)  # of few samples, .., of many
-DARK = 0.55  # share of the largest count from which on numbers are white
-
-
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+MAX_CLIENTS, MAX_CLASSES = 100, 20  # columns and rows of the heat map
+MAX_NAME = 48  # characters of a class name
+WIDTH, NARROWEST, WIDEST = 10.5, 0.17, 0.8  # inches: all columns, one column at least and at most
+ROW, BARS, GAP = 0.24, 0.45, 0.05  # inches: height of a row, of the bars, and between them
+SIZES = (9, 8, 7, 6, 5)  # points: fonts for numbers
+SHADES = "#e2edf8", "#5089c0", "#0a2a5c"  # few to many labels, evenly spaced in lightness
+EMPTY, BAR, MALICIOUS_BAR = "#f2f2f2", "#b9bfc9", "#e08a97"
+DARK = 0.55  # fraction of the largest count above which numbers are white
 
 
 @dataclass(frozen=True, eq=False)
-class Holdings:
-    """Training samples by class and client; of sequences, the symbols to predict."""
+class LabelCounts:
+    """Training labels per class and client; for sequences, the symbols to predict."""
 
-    names: Sequence[str]  # of the classes
-    counts: Tensor  # [classes, N]
-    others: Tensor | None  # [N] of all other classes, if there are any
-    malicious: Sequence[bool]  # [N]
+    names: Sequence[str]  # [R] classes shown
+    counts: Tensor  # [R, N]
+    others: Tensor | None  # [N] labels of all other classes; None if every class is shown
 
     @property
     def totals(self) -> Tensor:
-        """Each client's samples [N]."""
+        """Labels per client [N]."""
         total = self.counts.sum(dim=0)
         return total if self.others is None else total + self.others
 
 
-def holdings(population: Population) -> Holdings:
-    """What the first clients of a pool hold: of all classes, or of those most frequent there."""
-    data, shards = population.dataset, population.shards[:MAX_CLIENTS]
-    attackers = {*population.malicious} if population.attack.active else set()
-    malicious = [client in attackers for client in range(len(shards))]
-    counts = count(data.y_train, shards, data.n_classes)
-    known, classes, others = names_of(data), torch.arange(data.n_classes), None
-    if data.n_classes > MAX_CLASSES:
+def label_counts(dataset: Dataset, shards: Sequence[Tensor]) -> LabelCounts:
+    """Count the labels of the first clients, for all classes or the most frequent ones."""
+    counts = count_labels(dataset.y_train, shards[:MAX_CLIENTS], dataset.n_classes)
+    known, classes, others = class_names(dataset), torch.arange(dataset.n_classes), None
+    if dataset.n_classes > MAX_CLASSES:
         classes = counts.sum(dim=1).argsort(descending=True, stable=True)[:MAX_CLASSES]
         others = counts.sum(dim=0) - counts[classes].sum(dim=0)
-    names = [known.get(i, str(i)) for i in classes.tolist()]
-    return Holdings(names, counts[classes], others, malicious)
+    return LabelCounts([known.get(i, str(i)) for i in classes.tolist()], counts[classes], others)
 
 
-def count(labels: Tensor, shards: Sequence[Tensor], n_classes: int) -> Tensor:
-    """How often each label occurs with each client [C, N]; labels [n] or [n, T], shards indices."""
+def count_labels(labels: Tensor, shards: Sequence[Tensor], n_classes: int) -> Tensor:
+    """Count each label per client [C, N]; labels are [n] or [n, T], shards index them."""
     sizes = torch.tensor([len(shard) for shard in shards])
     samples = torch.cat([*shards]).to(labels.device)
     held = labels.reshape(len(labels), -1)[samples].cpu()  # [samples, 1 or T]
@@ -76,170 +68,171 @@ def count(labels: Tensor, shards: Sequence[Tensor], n_classes: int) -> Tensor:
     return torch.bincount(pairs, minlength=len(shards) * n_classes).view(len(shards), -1).T
 
 
-def names_of(data: Dataset) -> dict[int, str]:
-    """What people call the classes, other than by number: words by themselves."""
-    return {i: word for word, i in data.vocabulary.items()} if isinstance(data, Sequences) else {}
+def class_names(dataset: Dataset) -> dict[int, str]:
+    """Map class numbers to names; empty if classes have numbers only."""
+    if isinstance(dataset, Sequences):
+        return {number: word for word, number in dataset.vocabulary.items()}
+    return {}
 
 
-def write_picture(population: Population, folder: Path) -> None:
-    """Draws what the clients of a run hold, once; the same command would draw the same again."""
-    path = folder / PARTITION_FILE
+def write_partition_figure(
+    path: Path,
+    config: RunConfig,
+    dataset: Dataset,
+    shards: Sequence[Tensor],
+    malicious: Collection[int],
+) -> None:
+    """Draw the partition unless the file exists: a resumed run would draw the same."""
     if not path.exists():
-        table, config = holdings(population), population.config
-        spec = population.dataset.spec
-        picture = Picture(table, heading(config, spec), about(config, spec))
-        write_atomically(path, lambda file: picture.draw().save(file, "PNG"))
+        subtitle = "Symbols to predict" if dataset.spec.is_sequences else "Training samples"
+        subtitle += " per class and client"
+        if len(shards) > MAX_CLIENTS:
+            subtitle += f"; the first {MAX_CLIENTS} of {len(shards):,} clients"
+        figure = partition_figure(
+            label_counts(dataset, shards), malicious, partition_title(config, dataset), subtitle
+        )
+        save_png(figure, path)
 
 
-def heading(config: RunConfig, spec: Spec) -> str:
-    key = SPLIT_BY.get(config.partition)
+def partition_title(config: RunConfig, dataset: Dataset) -> str:
+    """Name the data set and the settings that decide the partition."""
+    key = PARTITIONS[config.partition].setting
     setting = f"{key}={getattr(config, key):g}, " if key else ""
-    setting += f"pool={config.pool_size}, seed={config.seed}"
-    return f"{spec.name}, {config.partition}, {setting}"
+    return (
+        f"{dataset.name}, {config.partition}, {setting}pool={config.pool_size}, seed={config.seed}"
+    )
 
 
-def about(config: RunConfig, spec: Spec) -> str:
-    what = "symbols to predict" if spec.is_sequences else "samples by class"
-    line = f"Held for training by each client: {what}"
-    if config.pool_size > MAX_CLIENTS:
-        line += f"; the first {MAX_CLIENTS} of {config.pool_size:,} clients"
-    return line
+@plot_style()
+def partition_figure(
+    table: LabelCounts, malicious: Collection[int], title: str, subtitle: str
+) -> Figure:
+    """Draw classes x clients as a heat map, with each client's total as a bar above."""
+    from matplotlib.figure import Figure
+
+    n_rows, n = table.counts.shape
+    n_below = 1.3 if table.others is None else 2.5  # rows below the heat map
+    width, height = n * _column_width(n), BARS + GAP + (n_rows + n_below) * ROW  # inches
+    top, bottom = 1 - (BARS + GAP) / height, n_below * ROW / height  # of the heat map
+    figure = Figure((width, height))  # axes only: save_png adds the text around them
+    bars = figure.add_axes((0, 1 - BARS / height, 1, BARS / height), xlim=(0, n))
+    cells = figure.add_axes((0, 0, 1, top), xlim=(0, n), ylim=(n_rows + n_below, 0))
+    scale = figure.add_axes((1 + 0.2 / width, bottom, 0.13 / width, top - bottom))
+    bars.set_title(printable(title), loc="left", size=13, weight="bold", pad=36)
+    bars.text(0, 1 + 0.3 / BARS, printable(subtitle), size=9, color=GRAY, transform=bars.transAxes)
+    _draw_totals(bars, table.totals.tolist(), malicious)
+    _draw_counts(cells, table, scale)
+    _draw_clients(cells, n_rows + n_below - 1, n, malicious)
+    return figure
 
 
-class Picture:
-    """A heat map: rows are classes, columns clients; above each column a bar, all that it holds."""
-
-    def __init__(self, table: Holdings, title: str, subtitle: str) -> None:
-        self.table, self.title, self.subtitle = table, title, subtitle
-        self.names = [legible(name, NAME) for name in table.names]
-        self.names += [] if table.others is None else ["others"]
-        self.large, self.medium, self.small = map(ImageFont.load_default, (20, 13, 11))
-        self.most = max(int(table.counts.max()), 1)
-
-    @cached_property
-    def left(self) -> int:
-        """Where the cells begin: beside the longest name."""
-        longest = max(self.medium.getlength(name) for name in [*self.names, "client"])
-        return MARGIN + int(longest) + 10
-
-    @cached_property
-    def column(self) -> int:
-        return min(max(WIDTH // self.table.counts.shape[1], NARROW), WIDE)
-
-    @cached_property
-    def size(self) -> tuple[int, int]:
-        right = self.cell(0, self.table.counts.shape[1])[0]
-        title = MARGIN + int(self.large.getlength(self.title))
-        subtitle = MARGIN + int(self.medium.getlength(self.subtitle))
-        bottom = self.cell(len(self.names), 0)[1]
-        return max(right, title, subtitle, self.left + LEGEND) + MARGIN, bottom + FOOT
-
-    def cell(self, row: int, column: int) -> tuple[int, int, int, int]:
-        """The box of a cell: left, top, right, bottom, all of them inside."""
-        left, top = self.left + column * self.column, HEAD + BARS + 4 + row * ROW
-        if row >= len(self.table.names):
-            top += 6  # the other classes stand apart
-        return left, top, left + self.column - 2, top + ROW - 2
-
-    def draw(self) -> Image.Image:
-        picture = Image.new("RGB", self.size, "white")
-        pen = ImageDraw.Draw(picture)
-        pen.text((MARGIN, MARGIN + 14), self.title, BLACK, self.large, "ls")
-        pen.text((MARGIN, MARGIN + 36), self.subtitle, GREY, self.medium, "ls")
-        for row, name in enumerate(self.names):
-            middle = self.cell(row, 0)[1] + ROW / 2
-            pen.text((self.left - 8, middle), name, BLACK, self.medium, "rm")
-        self._bars(pen)
-        self._cells(pen)
-        self._clients(pen)
-        self._legend(pen)
-        return picture
-
-    def _bars(self, pen: ImageDraw.ImageDraw) -> None:
-        totals: list[int] = self.table.totals.tolist()
-        bottom, font = HEAD + BARS, self._font(totals)
-        pen.text((self.left - 8, bottom), "total", GREY, self.medium, "rs")
-        for column, total in enumerate(totals):
-            left, _, right, _ = self.cell(0, column)
-            top = bottom - (BARS - 16) * total / max(*totals, 1)
-            pen.rectangle((left, top, right, bottom), BAR)
-            self._number(pen, total, (left, top - 15, right, top - 1), GREY, font)
-
-    def _cells(self, pen: ImageDraw.ImageDraw) -> None:
-        counts: list[list[int]] = self.table.counts.tolist()
-        font = self._font([n for row in counts for n in row])
-        for row, held in enumerate(counts):
-            for column, n in enumerate(held):
-                box, share = self.cell(row, column), n / self.most
-                pen.rectangle(box, shade(share) if n else EMPTY)
-                if n:
-                    self._number(pen, n, box, "white" if share > DARK else BLACK, font)
-        if self.table.others is not None:
-            # Without a shade: all others together would leave none to the classes above.
-            others: list[int] = self.table.others.tolist()
-            font = self._font(others)
-            for column, n in enumerate(others):
-                self._number(pen, n, self.cell(len(counts), column), GREY, font)
-
-    def _clients(self, pen: ImageDraw.ImageDraw) -> None:
-        top = self.cell(len(self.names), 0)[1] + 2
-        pen.text((self.left - 8, top + 8), "client", GREY, self.medium, "rm")
-        for client, malicious in enumerate(self.table.malicious):
-            left, _, right, _ = self.cell(0, client)
-            if malicious:
-                pen.rectangle((left, top, right, top + 16), RED)
-            colour = "white" if malicious else BLACK
-            pen.text(((left + right + 1) / 2, top + 8), str(client), colour, self.small, "mm")
-
-    def _legend(self, pen: ImageDraw.ImageDraw) -> None:
-        x, y = self.left, self.size[1] - MARGIN - 12
-        scale = [shade(i / 119) for i in range(120)]
-        for label, colours in (("0", [EMPTY] * 14), ("1", scale)):
-            pen.text((x, y + 6), label, GREY, self.small, "lm")
-            x += int(self.small.getlength(label)) + 5
-            for i, colour in enumerate(colours):
-                pen.line((x + i, y, x + i, y + 12), colour)
-            x += len(colours) + 5
-        pen.text((x, y + 6), str(self.most), GREY, self.small, "lm")
-        if any(self.table.malicious):
-            x += int(self.small.getlength(str(self.most))) + 16
-            pen.rectangle((x, y, x + 14, y + 12), RED)
-            pen.text((x + 20, y + 6), "malicious", GREY, self.small, "lm")
-
-    def _font(self, numbers: Sequence[int]) -> Font:
-        """The largest font in which all numbers fit into a cell, or the smallest."""
-        fonts = [ImageFont.load_default(size) for size in (13, 11, 10, 9)]
-        longest = "8" * len(str(max(numbers)))
-        fit = (font for font in fonts if font.getlength(longest) <= self.column - 2)
-        return next(fit, fonts[-1])
-
-    def _number(
-        self,
-        pen: ImageDraw.ImageDraw,
-        n: int,
-        box: tuple[float, float, float, float],
-        colour: str,
-        font: Font,
-    ) -> None:
-        """A number in the middle of a box, if there is room for it, rounded if need be."""
-        left, top, right, bottom = box
-        text = str(n)
-        if font.getlength(text) > self.column - 2:
-            text = rounded(n)
-        if font.getlength(text) <= self.column - 1:
-            pen.text(((left + right + 1) / 2, (top + bottom + 1) / 2), text, colour, font, "mm")
+def _draw_totals(axes: Axes, totals: Sequence[int], malicious: Collection[int]) -> None:
+    clients, most = range(len(totals)), max(*totals, 1)
+    colors = [MALICIOUS_BAR if client in malicious else BAR for client in clients]
+    axes.bar(clients, totals, 0.94, align="edge", color=colors)
+    _write_numbers(axes, totals, clients, [n + 0.17 * most for n in totals], [GRAY] * len(totals))
+    axes.set_ylim(0, most)
+    axes.set_axis_off()
+    axes.text(0, 0, "total ", size=9, color=GRAY, ha="right")
 
 
-def shade(share: float) -> tuple[int, int, int]:
-    """The colour of a share 0..1 of the largest count: the darker the more."""
-    low, middle, high = SHADES
-    start, end = (low, middle) if share < 0.5 else (middle, high)
-    part = 2 * share - (share >= 0.5)
-    red, green, blue = (round(a + (b - a) * part) for a, b in zip(start, end, strict=True))
-    return red, green, blue
+def _draw_counts(axes: Axes, table: LabelCounts, scale: Axes) -> None:
+    import numpy as np
+    from matplotlib.ticker import MaxNLocator
+
+    counts, most = table.counts.numpy(), max(int(table.counts.max()), 1)
+    n_rows, n = counts.shape
+    present = np.ma.masked_equal(counts, 0)
+    mesh = axes.pcolormesh(present, cmap=color_map(), vmin=0, vmax=most, edgecolors="white")
+    bar = scale.figure.colorbar(mesh, scale, ticks=MaxNLocator(5, integer=True))
+    bar.outline.set_visible(False)
+    scale.tick_params(labelsize=8, labelcolor=GRAY, length=0)
+    rows, clients = counts.nonzero()
+    numbers = counts[rows, clients].tolist()
+    colors = ["white" if number > DARK * most else BLACK for number in numbers]
+    _write_numbers(axes, numbers, clients.tolist(), (rows + 0.5).tolist(), colors)
+    names = {row + 0.5: printable(name, MAX_NAME) for row, name in enumerate(table.names)}
+    if table.others is not None:
+        # Not shaded: the sum of all other classes would dwarf the classes above.
+        names[n_rows + 0.75] = "others"
+        _write_numbers(axes, table.others.tolist(), range(n), [n_rows + 0.75] * n, [GRAY] * n)
+    axes.set_yticks([*names], [*names.values()], size=9)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
 
 
-def rounded(n: int) -> str:
-    """A number from 1000 on in three or four characters: 1234 as 1.2k, 56789 as 57k."""
-    value, unit = (n / 1e3, "k") if n < 999_500 else (n / 1e6, "M")
+def _draw_clients(axes: Axes, top: float, n: int, malicious: Collection[int]) -> None:
+    """Write client numbers, in white on red for malicious clients, and the legend."""
+    from matplotlib.patches import Patch, Rectangle
+
+    colors = ["white" if client in malicious else BLACK for client in range(n)]
+    for client in sorted({*malicious} & {*range(n)}):
+        axes.add_patch(Rectangle((client, top), 0.94, 0.86, color=RED, lw=0))
+    _write_numbers(axes, range(n), range(n), [top + 0.43] * n, colors)
+    axes.set_xticks([])
+    axes.text(0, top + 0.43, "client ", size=9, color=GRAY, ha="right", va="center")
+    handles = [Patch(color=EMPTY, label="none")]
+    if "white" in colors:
+        handles.append(Patch(color=RED, label="malicious client"))
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, 0), ncols=2)
+
+
+def _write_numbers(
+    axes: Axes,
+    numbers: Sequence[int],
+    columns: Sequence[int],
+    y: Sequence[float],
+    colors: Sequence[str],
+) -> None:
+    """Write numbers in the middle of columns, all in one size, where they fit."""
+    from matplotlib.collections import PathCollection
+    from matplotlib.textpath import TextPath
+    from matplotlib.transforms import Affine2D
+
+    width = 72 * _column_width(int(axes.get_xlim()[1])) - 1  # points
+    longest = "8" * max((len(str(number)) for number in numbers), default=0)
+    size = next((size for size in SIZES if text_width(longest) * size <= width), SIZES[-1])
+    texts = [fitting_number(number, width / size) for number in numbers]
+    # Centered on the origin, in em; digits are 0.73 em high.
+    outlines = {text: TextPath((-text_width(text) / 2, -0.365), text, 1) for text in {*texts}}
+    # One collection of outlines: thousands of text objects would take seconds.
+    collection = PathCollection(
+        [outlines[text] for text in texts],
+        offsets=[(column + 0.47, height) for column, height in zip(columns, y, strict=True)],
+        offset_transform=axes.transData,
+        transform=Affine2D().scale(size / 72) + axes.figure.dpi_scale_trans,
+        facecolors=colors,
+        linewidths=0,
+        clip_on=False,  # totals stand above the bars
+    )
+    axes.add_collection(collection, autolim=False)
+
+
+def text_width(text: str) -> float:
+    """Width of a formatted number in em."""
+    return sum({".": 0.318, "k": 0.579, "M": 0.863}.get(character, 0.636) for character in text)
+
+
+def _column_width(n: int) -> float:
+    return min(max(WIDTH / n, NARROWEST), WIDEST)
+
+
+def color_map() -> Colormap:
+    """Colors from few to many labels; masked cells have none."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("labels", SHADES).with_extremes(bad=EMPTY)
+
+
+def fitting_number(number: int, width: float) -> str:
+    """Format a number for a width in em: exact, rounded, or empty if neither fits."""
+    texts = (str(number), short_number(number))
+    return next((text for text in texts if text_width(text) <= width), "")
+
+
+def short_number(number: int) -> str:
+    """Format a number in at most 4 characters: 1234 as 1.2k, 56789 as 57k."""
+    if number < 1000:
+        return str(number)
+    value, unit = (number / 1e3, "k") if number < 999_500 else (number / 1e6, "M")
     return f"{value:.1f}{unit}" if value < 9.95 else f"{value:.0f}{unit}"
