@@ -1,9 +1,9 @@
-"""What devices at home say, and malware on them: made up for generated traffic, nothing captured.
+"""Scripts for the synthetic traffic of home devices and of malware; nothing was captured.
 
-A device repeats a few dialogues, each at its own pace: lookups of names and time, connections that
-stay open, uploads, announcements, and now and then a rare event. The malware's phases are those of
-Mirai: it scans for hosts with telnet, tries to log in, floods. They use the ports, flags and
-lengths that devices use too: what is odd is mostly their order.
+A device repeats a few dialogues, each at its own pace: DNS and time lookups, long-lived
+connections, uploads, announcements, and occasional rare events. The malware phases are those of
+Mirai: it scans for telnet hosts, tries to log in, floods. They use ports, flags and lengths that
+devices use too, so mostly their order is unusual.
 """
 
 from __future__ import annotations
@@ -11,37 +11,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedbench.datasets.packet_symbols import (
-    ACK,
-    FIN,
-    ICMP,
-    NO_PORT,
-    PSH,
-    RST,
-    SYN,
-    TCP,
-    UDP,
-)
+from fedbench.datasets.packet_symbols import ACK, FIN, ICMP, NO_PORT, PSH, RST, SYN, TCP, UDP
 
 IGMP = 2
-# Ports that are drawn: for each dialogue anew, once for a device, anything
-EPHEMERAL, KEPT, RANDOM = -2, -3, -4
-NOW, SOON, REPLY, LATER = 0.0002, 0.008, 0.018, 0.4  # seconds after the packet before, on average
+# Random ports: drawn per dialogue, once per device, from the full range
+EPHEMERAL, PERSISTENT, RANDOM = -2, -3, -4
+NOW, SOON, REPLY, LATER = 0.0002, 0.008, 0.018, 0.4  # mean seconds after the previous packet
 
 
 @dataclass(frozen=True)
 class Step:
-    """A packet of a dialogue."""
+    """One packet of a dialogue."""
 
     outgoing: bool
     flags: int
-    length: tuple[int, int]  # bytes of IP, from and to
-    after: float = REPLY  # seconds
+    length: tuple[int, int]  # bytes of IP: least, most
+    after: float = REPLY  # mean seconds after the previous packet
 
 
 @dataclass(frozen=True)
 class Part:
-    """Steps that are repeated a random number of times; (0, 1): they may be left out."""
+    """Steps repeated a random number of times, least to most; (0, 1) makes them optional."""
 
     steps: tuple[Step, ...]
     repeats: tuple[int, int] = (1, 1)
@@ -49,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """What is said over one pair of ports."""
+    """Packets between one pair of ports."""
 
     protocol: int
     local: int
@@ -57,16 +47,16 @@ class Dialogue:
     parts: tuple[Part, ...]
 
 
-def sent(flags: int, low: int, high: int, after: float = SOON) -> Step:
+def send(flags: int, low: int, high: int, after: float = SOON) -> Step:
     return Step(True, flags, (low, high), after)
 
 
-def got(flags: int, low: int, high: int, after: float = REPLY) -> Step:
+def recv(flags: int, low: int, high: int, after: float = REPLY) -> Step:
     return Step(False, flags, (low, high), after)
 
 
-def steps(*listed: Step, repeats: tuple[int, int] = (1, 1)) -> Part:
-    return Part(listed, repeats)
+def part(*steps: Step, repeats: tuple[int, int] = (1, 1)) -> Part:
+    return Part(steps, repeats)
 
 
 def tcp(remote: int, *parts: Part, local: int = EPHEMERAL) -> Dialogue:
@@ -77,130 +67,134 @@ def udp(local: int, remote: int, *parts: Part) -> Dialogue:
     return Dialogue(UDP, local, remote, parts)
 
 
-OPEN = steps(sent(SYN, 60, 60), got(SYN | ACK, 60, 60), sent(ACK, 52, 52, NOW))
-CLOSE = steps(sent(FIN | ACK, 52, 52), got(FIN | ACK, 52, 52), sent(ACK, 52, 52, NOW))
-HELLO = steps(
-    sent(PSH | ACK, 260, 569, NOW),
-    got(ACK, 52, 52),
-    got(PSH | ACK, 1400, 1500, NOW),
-    got(PSH | ACK, 700, 1200, NOW),
-    sent(ACK, 52, 52, NOW),
-    sent(PSH | ACK, 130, 180),
-    got(PSH | ACK, 103, 150),
+OPEN = part(send(SYN, 60, 60), recv(SYN | ACK, 60, 60), send(ACK, 52, 52, NOW))
+CLOSE = part(send(FIN | ACK, 52, 52), recv(FIN | ACK, 52, 52), send(ACK, 52, 52, NOW))
+HELLO = part(
+    send(PSH | ACK, 260, 569, NOW),
+    recv(ACK, 52, 52),
+    recv(PSH | ACK, 1400, 1500, NOW),
+    recv(PSH | ACK, 700, 1200, NOW),
+    send(ACK, 52, 52, NOW),
+    send(PSH | ACK, 130, 180),
+    recv(PSH | ACK, 103, 150),
 )
-ASK = steps(sent(PSH | ACK, 90, 150), got(ACK, 52, 52), got(PSH | ACK, 90, 150, SOON))
-ASKED = (*ASK.steps, sent(ACK, 52, 52, NOW))
+REQUEST = (
+    send(PSH | ACK, 90, 150),
+    recv(ACK, 52, 52),
+    recv(PSH | ACK, 90, 150, SOON),
+    send(ACK, 52, 52, NOW),
+)
 
 DIALOGUES = {
-    "dns": udp(EPHEMERAL, 53, steps(sent(0, 56, 76), got(0, 90, 220))),
-    "ntp": udp(123, 123, steps(sent(0, 76, 76), got(0, 76, 76))),
-    "dhcp": udp(68, 67, steps(sent(0, 300, 340), got(0, 300, 340))),
-    "mdns": udp(5353, 5353, steps(sent(0, 90, 310, LATER), repeats=(1, 3))),
+    "dns": udp(EPHEMERAL, 53, part(send(0, 56, 76), recv(0, 90, 220))),
+    "ntp": udp(123, 123, part(send(0, 76, 76), recv(0, 76, 76))),
+    "dhcp": udp(68, 67, part(send(0, 300, 340), recv(0, 300, 340))),
+    "mdns": udp(5353, 5353, part(send(0, 90, 310, LATER), repeats=(1, 3))),
     "ssdp": udp(
         EPHEMERAL,
         1900,
-        steps(sent(0, 130, 150, NOW), repeats=(2, 3)),
-        steps(got(0, 330, 420), repeats=(0, 2)),
+        part(send(0, 130, 150, NOW), repeats=(2, 3)),
+        part(recv(0, 330, 420), repeats=(0, 2)),
     ),
-    "ping": Dialogue(ICMP, NO_PORT, NO_PORT, (steps(sent(0, 84, 84), got(0, 84, 84)),)),
-    "group": Dialogue(IGMP, NO_PORT, NO_PORT, (steps(sent(0, 32, 32)),)),
-    "keep_alive": tcp(443, Part(ASKED), local=KEPT),
-    "push": tcp(443, steps(got(PSH | ACK, 90, 150), sent(ACK, 52, 52, NOW)), local=KEPT),
-    "mqtt": tcp(8883, steps(sent(PSH | ACK, 60, 140), got(ACK, 52, 52)), local=KEPT),
+    "ping": Dialogue(ICMP, NO_PORT, NO_PORT, (part(send(0, 84, 84), recv(0, 84, 84)),)),
+    "igmp": Dialogue(IGMP, NO_PORT, NO_PORT, (part(send(0, 32, 32)),)),
+    "keep_alive": tcp(443, Part(REQUEST), local=PERSISTENT),
+    "push": tcp(443, part(recv(PSH | ACK, 90, 150), send(ACK, 52, 52, NOW)), local=PERSISTENT),
+    "mqtt": tcp(8883, part(send(PSH | ACK, 60, 140), recv(ACK, 52, 52)), local=PERSISTENT),
     "mqtt_ping": tcp(
         8883,
-        steps(sent(PSH | ACK, 54, 54), got(PSH | ACK, 54, 54), sent(ACK, 52, 52, NOW)),
-        local=KEPT,
+        part(send(PSH | ACK, 54, 54), recv(PSH | ACK, 54, 54), send(ACK, 52, 52, NOW)),
+        local=PERSISTENT,
     ),
-    "tls": tcp(443, OPEN, HELLO, Part(ASKED, (1, 3)), CLOSE),
-    "both": tcp(  # two connections opened at once, as for a page and its pictures
+    "tls": tcp(443, OPEN, HELLO, Part(REQUEST, (1, 3)), CLOSE),
+    "parallel": tcp(  # two connections at once, e.g. for a page and its images
         443,
-        steps(sent(SYN, 60, 60), sent(SYN, 60, 60, NOW)),
-        steps(got(SYN | ACK, 60, 60), got(SYN | ACK, 60, 60, NOW), sent(ACK, 52, 52, NOW)),
-        Part(ASKED, (1, 2)),
+        part(send(SYN, 60, 60), send(SYN, 60, 60, NOW)),
+        part(recv(SYN | ACK, 60, 60), recv(SYN | ACK, 60, 60, NOW), send(ACK, 52, 52, NOW)),
+        Part(REQUEST, (1, 2)),
         CLOSE,
     ),
     "http": tcp(
         80,
         OPEN,
-        steps(sent(PSH | ACK, 160, 300, NOW), got(ACK, 52, 52), got(PSH | ACK, 330, 600, SOON)),
+        part(send(PSH | ACK, 160, 300, NOW), recv(ACK, 52, 52), recv(PSH | ACK, 330, 600, SOON)),
         CLOSE,
     ),
     "upload": tcp(
         80,
         OPEN,
-        steps(sent(PSH | ACK, 330, 500, NOW)),
-        steps(
-            sent(ACK, 1500, 1500, NOW),
-            sent(ACK, 1500, 1500, NOW),
-            got(ACK, 52, 52),
+        part(send(PSH | ACK, 330, 500, NOW)),
+        part(
+            send(ACK, 1500, 1500, NOW),
+            send(ACK, 1500, 1500, NOW),
+            recv(ACK, 52, 52),
             repeats=(4, 16),
         ),
-        steps(got(PSH | ACK, 160, 300)),
+        part(recv(PSH | ACK, 160, 300)),
         CLOSE,
     ),
     "video": udp(
-        KEPT,
+        PERSISTENT,
         10001,
-        steps(
-            sent(0, 1300, 1400, REPLY),
-            sent(0, 1300, 1400, NOW),
-            sent(0, 400, 1200, NOW),
+        part(
+            send(0, 1300, 1400, REPLY),
+            send(0, 1300, 1400, NOW),
+            send(0, 400, 1200, NOW),
             repeats=(3, 8),
         ),
-        steps(got(0, 60, 90), repeats=(0, 1)),
+        part(recv(0, 60, 90), repeats=(0, 1)),
     ),
     "audio": tcp(
         443,
-        steps(
-            got(ACK, 1500, 1500),
-            got(PSH | ACK, 1500, 1500, NOW),
-            sent(ACK, 52, 52, NOW),
+        part(
+            recv(ACK, 1500, 1500),
+            recv(PSH | ACK, 1500, 1500, NOW),
+            send(ACK, 52, 52, NOW),
             repeats=(4, 12),
         ),
-        local=KEPT,
+        local=PERSISTENT,
     ),
-    "poll": tcp(9999, OPEN, steps(sent(PSH | ACK, 80, 110, NOW), got(PSH | ACK, 200, 310)), CLOSE),
+    "poll": tcp(9999, OPEN, part(send(PSH | ACK, 80, 110, NOW), recv(PSH | ACK, 200, 310)), CLOSE),
     # Rare events
-    "refused": tcp(443, steps(sent(SYN, 60, 60), got(RST | ACK, 40, 40))),
-    "lost": tcp(443, steps(sent(SYN, 60, 60), sent(SYN, 60, 60, LATER), got(SYN | ACK, 60, 60))),
-    "broken": tcp(443, steps(got(RST, 40, 40)), local=KEPT),
+    "refused": tcp(443, part(send(SYN, 60, 60), recv(RST | ACK, 40, 40))),
+    "resent": tcp(443, part(send(SYN, 60, 60), send(SYN, 60, 60, LATER), recv(SYN | ACK, 60, 60))),
+    "reset": tcp(443, part(recv(RST, 40, 40)), local=PERSISTENT),
 }
 
-# Type -> its dialogues and the seconds between them, on average
-TYPES: Mapping[str, Mapping[str, float]] = {
-    "camera": {"video": 3, "upload": 20, "keep_alive": 15, "dns": 30, "ntp": 60, "lost": 400},
+# Device type -> dialogue -> mean seconds between its starts
+DEVICE_TYPES: Mapping[str, Mapping[str, float]] = {
+    "camera": {"video": 3, "upload": 20, "keep_alive": 15, "dns": 30, "ntp": 60, "resent": 400},
     "doorbell": {"upload": 25, "tls": 30, "push": 12, "ping": 10, "dns": 30, "refused": 400},
-    "plug": {"mqtt": 4, "mqtt_ping": 15, "dns": 40, "ntp": 64, "dhcp": 300, "broken": 900},
-    "bulb": {"mqtt_ping": 10, "poll": 8, "mdns": 20, "dns": 40, "group": 60, "refused": 500},
-    "thermostat": {"tls": 40, "keep_alive": 10, "ntp": 60, "http": 50, "dns": 20, "both": 30},
-    "hub": {"keep_alive": 5, "push": 6, "mdns": 15, "ssdp": 20, "poll": 10, "both": 15},
+    "plug": {"mqtt": 4, "mqtt_ping": 15, "dns": 40, "ntp": 64, "dhcp": 300, "reset": 900},
+    "bulb": {"mqtt_ping": 10, "poll": 8, "mdns": 20, "dns": 40, "igmp": 60, "refused": 500},
+    "thermostat": {"tls": 40, "keep_alive": 10, "ntp": 60, "http": 50, "dns": 20, "parallel": 30},
+    "hub": {"keep_alive": 5, "push": 6, "mdns": 15, "ssdp": 20, "poll": 10, "parallel": 15},
     "speaker": {"audio": 6, "keep_alive": 15, "mdns": 20, "dns": 15, "tls": 40, "ntp": 90},
-    "sensor": {"http": 15, "dns": 15, "ntp": 60, "both": 40, "refused": 400},
-    "vacuum": {"mqtt": 3, "mqtt_ping": 20, "upload": 60, "tls": 60, "dns": 30, "group": 90},
+    "sensor": {"http": 15, "dns": 15, "ntp": 60, "parallel": 40, "refused": 400},
+    "vacuum": {"mqtt": 3, "mqtt_ping": 20, "upload": 60, "tls": 60, "dns": 30, "igmp": 90},
 }
 
 TELNET = (
     OPEN,
-    steps(got(PSH | ACK, 55, 79)),
-    steps(sent(PSH | ACK, 54, 66), got(PSH | ACK, 54, 79), repeats=(2, 5)),
+    part(recv(PSH | ACK, 55, 79)),
+    part(send(PSH | ACK, 54, 66), recv(PSH | ACK, 54, 79), repeats=(2, 5)),
     CLOSE,
 )
-# Phase of an attack -> its dialogues and the seconds between them
-PHASES: Mapping[str, tuple[tuple[Dialogue, float], ...]] = {
+# Attack phase -> dialogues and mean seconds between their starts
+ATTACK_PHASES: Mapping[str, tuple[tuple[Dialogue, float], ...]] = {
     "scan": (
-        (tcp(23, steps(sent(SYN, 40, 60))), 0.008),
-        (tcp(2323, steps(sent(SYN, 40, 60))), 0.07),
-        (tcp(23, steps(sent(SYN, 40, 60), got(RST | ACK, 40, 40))), 0.06),
-        (tcp(23, steps(sent(SYN, 40, 60), got(SYN | ACK, 60, 60), sent(RST, 40, 40, NOW))), 0.3),
+        (tcp(23, part(send(SYN, 40, 60))), 0.008),
+        (tcp(2323, part(send(SYN, 40, 60))), 0.07),
+        (tcp(23, part(send(SYN, 40, 60), recv(RST | ACK, 40, 40))), 0.06),
+        (tcp(23, part(send(SYN, 40, 60), recv(SYN | ACK, 60, 60), send(RST, 40, 40, NOW))), 0.3),
     ),
     "login": ((tcp(23, *TELNET), 1.0), (tcp(2323, *TELNET), 6.0)),
     "syn_flood": (
-        (tcp(80, steps(sent(SYN, 40, 60))), 0.0004),
-        (tcp(80, steps(sent(SYN, 40, 60), got(SYN | ACK, 60, 60))), 0.01),
+        (tcp(80, part(send(SYN, 40, 60))), 0.0004),
+        (tcp(80, part(send(SYN, 40, 60), recv(SYN | ACK, 60, 60))), 0.01),
     ),
     "udp_flood": (
-        (udp(EPHEMERAL, RANDOM, steps(sent(0, 540, 540))), 0.0005),
-        (udp(EPHEMERAL, RANDOM, steps(sent(0, 1300, 1400))), 0.003),
+        (udp(EPHEMERAL, RANDOM, part(send(0, 540, 540))), 0.0005),
+        (udp(EPHEMERAL, RANDOM, part(send(0, 1300, 1400))), 0.003),
     ),
 }

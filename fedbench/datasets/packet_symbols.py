@@ -1,19 +1,19 @@
-"""Packets of a device as symbols: after Nguyen et al., DIoT, ICDCS 2019.
+"""Packets as symbols, after DIoT (Nguyen et al., ICDCS 2019).
 
 https://arxiv.org/abs/1804.07474
 
-A symbol is what seven features of a packet say together: its direction, its protocol, the types of
-the device's port and of the other host's, the flags of TCP, its length, and the time since the
-packet before it. Differs from the paper: lengths fall in fixed ranges and not in those of a
-device's most frequent lengths, flags in the kinds that TCP has, so that a symbol means the same in
-every data set; the time is told apart at 1 ms (one burst) and 50 ms (one dialogue).
+A symbol combines seven features of a packet: direction, protocol, the types of the device's port
+and of the remote port, TCP flags, length, and the time since the previous packet. Differs from the
+paper: lengths use fixed ranges instead of a device's most frequent lengths, and flags use the kinds
+of TCP segments, so that a symbol means the same in every data set; times are split at 1 ms (one
+burst) and 50 ms (one dialogue).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,55 +22,49 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
 
-NO_PORT = -1  # of a packet without one: another protocol, a later fragment
-ICMP, TCP, UDP, ICMP6 = 1, 6, 17, 58  # protocols of IP, by number
+NO_PORT = -1  # the packet has none: another protocol, or a later fragment
+ICMP, TCP, UDP, ICMP6 = 1, 6, 17, 58  # IP protocol numbers
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 
 DIRECTIONS = ("in", "out")
 PROTOCOLS = ("tcp", "udp", "icmp", "ip")  # ip: any other
-PORTS = ("none", "system", "user", "dynamic")  # below 1024, below 49152, the rest
+PORTS = ("none", "system", "user", "dynamic")  # below 1024, below 49152, above
 FLAGS = ("-", "SYN", "SYN+ACK", "ACK", "PSH", "FIN", "RST", "odd")  # -: not TCP
-LENGTHS = ("0-39", "40-79", "80-159", "160-319", "320-639", "640-1279", "1280+")  # bytes, of IP
-GAPS = ("<1ms", "<50ms", "50ms+")  # since the device's packet before; its first is 50ms+
+LENGTHS = ("0-39", "40-79", "80-159", "160-319", "320-639", "640-1279", "1280+")  # bytes of IP
+GAPS = ("<1ms", "<50ms", "50ms+")  # since the device's previous packet; its first is 50ms+
 
 FEATURES = (DIRECTIONS, PROTOCOLS, PORTS, PORTS, FLAGS, LENGTHS, GAPS)
 SHAPE = tuple(len(values) for values in FEATURES)
 N_CODES = int(np.prod(SHAPE))
 
-OTHER = "other"  # the symbol of all that the alphabet leaves out
-
-
-class Table:
-    """Columns of one length: a dataclass whose fields are arrays [n, ...]."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @classmethod
-    def join(cls, parts: Sequence[Self]) -> Self:
-        """The rows of all, one after the other."""
-        names = cls.__dataclass_fields__
-        return cls(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
-
-    def at(self, rows: NDArray[Any]) -> Self:
-        """Some of the rows, by number or by a mask."""
-        return type(self)(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+OTHER = "other"  # any symbol outside the alphabet
 
 
 @dataclass(frozen=True, eq=False)
-class Packets(Table):
-    """Packets that a device sends and receives, in the order they were seen in."""
+class Packets:
+    """Packets that one device sends and receives, in the order of capture."""
 
     time: Floats  # [n] seconds
-    outgoing: Bools  # [n] whether the device sent it
-    protocol: Ints  # [n] of IP, by number
+    outgoing: Bools  # [n] sent by the device
+    protocol: Ints  # [n] IP protocol number
     local_port: Ints  # [n] the device's; NO_PORT: none
     remote_port: Ints  # [n]
-    flags: Ints  # [n] of TCP; of others anything
-    length: Ints  # [n] bytes, from the IP header on
+    flags: Ints  # [n] of TCP; undefined for other protocols
+    length: Ints  # [n] bytes, including the IP header
+
+    @classmethod
+    def join(cls, parts: Sequence[Packets]) -> Packets:
+        """Concatenate packets."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def select(self, rows: NDArray[Any]) -> Packets:
+        """Return some of the packets, by index or by mask."""
+        return Packets(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-def codes(packets: Packets) -> Ints:
-    """The symbol of each packet [n], 0 <= code < N_CODES."""
+def symbol_codes(packets: Packets) -> Ints:
+    """Return the symbol code of each packet [n], 0 <= code < N_CODES."""
     features = (
         packets.outgoing.astype(np.int32),
         _protocol(packets.protocol),
@@ -83,11 +77,11 @@ def codes(packets: Packets) -> Ints:
     return np.ravel_multi_index(features, SHAPE).astype(np.int32)
 
 
-def name_of(code: int) -> str:
-    """`out tcp dynamic>system SYN 40-79 <1ms`: the device's port is on the left."""
-    places = np.unravel_index(code, SHAPE)
-    words = [values[int(i)] for values, i in zip(FEATURES, places, strict=True)]
-    direction, protocol, local, remote, *rest = words
+def symbol_name(code: int) -> str:
+    """Return e.g. `out tcp dynamic>system SYN 40-79 <1ms`; the device's port is on the left."""
+    indices = np.unravel_index(code, SHAPE)
+    names = [values[int(i)] for values, i in zip(FEATURES, indices, strict=True)]
+    direction, protocol, local, remote, *rest = names
     arrow = ">" if direction == "out" else "<"
     return " ".join([direction, protocol, f"{local}{arrow}{remote}", *rest])
 
@@ -102,7 +96,7 @@ def _port_type(ports: Ints) -> Ints:
 
 
 def _flags(flags: Ints, protocol: Ints) -> Ints:
-    """The first kind that fits, by what matters most in a connection's life."""
+    """Classify TCP flags; the first matching kind wins."""
     fin, syn, rst, psh, ack = ((flags & bit) > 0 for bit in (FIN, SYN, RST, PSH, ACK))
     kinds = [
         (protocol != TCP, "-"),
@@ -120,32 +114,32 @@ def _flags(flags: Ints, protocol: Ints) -> Ints:
 
 
 def _gap(time: Floats) -> Ints:
-    """A clock that is set back makes no time pass: a gap below 0 is in the first range too."""
+    """Classify gaps; a negative gap (clock set back) is in the first range."""
     gaps = np.diff(time, prepend=-np.inf)  # [n]
     return np.searchsorted([0.001, 0.05], gaps, side="right").astype(np.int32)
 
 
 @dataclass(frozen=True)
 class Alphabet:
-    """The symbols that a network tells apart, by number; all others are number 0."""
+    """Symbols that the network distinguishes, by id; all others have id 0."""
 
-    kept: tuple[int, ...]  # codes; number 1 is the first
-    size: int  # what fits, at least 1 + len(kept)
+    kept: tuple[int, ...]  # codes, starting at id 1
+    size: int  # at least 1 + len(kept)
 
     @classmethod
-    def of(cls, streams: Sequence[Ints], size: int) -> Alphabet:
-        """The most frequent symbols of all streams of codes, the most frequent first."""
+    def from_streams(cls, streams: Sequence[Ints], size: int) -> Alphabet:
+        """Keep the most frequent codes of all streams, the most frequent first."""
         counts = sum((np.bincount(s, minlength=N_CODES) for s in streams), np.zeros(N_CODES, int))
         frequent = np.argsort(-counts, kind="stable")[: size - 1]
         return cls(tuple(int(code) for code in frequent if counts[code]), size)
 
-    def numbers(self, stream: Ints) -> Ints:
-        """Codes [n] as numbers [n], 0 <= number < size."""
+    def encode(self, stream: Ints) -> Ints:
+        """Map codes [n] to ids [n], 0 <= id < size."""
         table = np.zeros(N_CODES, np.int32)
         table[list(self.kept)] = np.arange(1, len(self.kept) + 1)
         return table[stream]
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Name -> number, of the symbols there are."""
-        return {OTHER: 0, **{name_of(code): i for i, code in enumerate(self.kept, start=1)}}
+        """Symbol name -> id."""
+        return {OTHER: 0, **{symbol_name(code): i for i, code in enumerate(self.kept, start=1)}}

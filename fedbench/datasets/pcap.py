@@ -1,9 +1,9 @@
-"""Captures: the packets in a pcap or pcapng file, by the device that sends or receives them.
+"""Capture reader: the packets of a pcap or pcapng file, by device.
 
-Only IP counts: other frames (ARP, ...) and frames that cannot be decoded are skipped and counted,
-as is a record that the end of the file cuts off. Frames are decoded by dpkt; the records of a file
-are gone through here, since dpkt's readers take a record that is cut off for a whole one, and know
-one interface of a pcapng only: the times and links of others would be read wrong.
+Only IP counts: other frames (ARP, ...) and frames that cannot be decoded are skipped and counted.
+dpkt decodes the frames. This module walks the file records itself, because dpkt's readers accept a
+truncated last record, and support only one pcapng interface: they would misread the times and link
+types of the others.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 import gzip
 import mmap
 import struct
-import zlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,12 @@ import numpy as np
 from dpkt import ethernet, ip, ip6, pcap, pcapng  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from fedbench.datasets.files import reading
 from fedbench.datasets.packet_symbols import NO_PORT, TCP, UDP, Floats, Ints, Packets
 from fedbench.errors import UserError
 
-EXPECTED = "expected a capture as pcap or pcapng, plain or gzipped"
-# Addresses of hosts at home: private (RFC 1918, RFC 4193) and of the link alone
+EXPECTED = "a pcap or pcapng capture, plain or gzipped"
+# Home networks: private (RFC 1918, RFC 4193) and link-local addresses
 PRIVATE = [
     ip_network(network)
     for network in (
@@ -34,72 +34,75 @@ PRIVATE = [
         *("fc00::/7", "fe80::/10"),
     )
 ]
-MAPPED = b"\0" * 10 + b"\xff" * 2  # before an IPv4 address written as one of IPv6
+MAPPED = b"\0" * 10 + b"\xff" * 2  # prefix of an IPv4-mapped IPv6 address
 Buffer = bytes | mmap.mmap
 
 
-def _raw(frame: bytes) -> Any:
+def _decode_raw(frame: bytes) -> Any:
     return (ip6.IP6 if frame[0] >> 4 == 6 else ip.IP)(frame)
 
 
-def _cooked(frame: bytes) -> Any:
-    # Its header ends as Ethernet's does; dpkt's own class knows no VLAN tags.
+def _decode_cooked(frame: bytes) -> Any:
+    # The header ends like Ethernet's; dpkt's own class does not support VLAN tags.
     return ethernet.Ethernet(frame[2:]).data
 
 
 # https://www.tcpdump.org/linktypes.html
 LINK_TYPES: dict[int, tuple[str, Callable[[bytes], Any]]] = {
     1: ("Ethernet", lambda frame: ethernet.Ethernet(frame).data),
-    113: ("Linux cooked", _cooked),
-    # Its address family has another number on each system: the version of IP tells.
-    **dict.fromkeys((0, 108), ("loopback", lambda frame: _raw(frame[4:]))),
-    **dict.fromkeys((12, 14, 101, 228, 229), ("raw IP", _raw)),
+    113: ("Linux cooked", _decode_cooked),
+    # Address family numbers differ between systems, so skip the field and use the IP version.
+    **dict.fromkeys((0, 108), ("loopback", lambda frame: _decode_raw(frame[4:]))),
+    **dict.fromkeys((12, 14, 101, 228, 229), ("raw IP", _decode_raw)),
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """The n packets of IP in a file, in the order they stand in, and what else there is."""
+    """The n IP packets of a file, in file order."""
 
     time: Floats  # [n] seconds
-    source: NDArray[np.bytes_]  # [n] addresses, of IPv4 as one of IPv6
+    source: NDArray[np.bytes_]  # [n] IPv6 addresses; IPv4 ones are mapped
     target: NDArray[np.bytes_]  # [n]
     protocol: Ints  # [n]
     source_port: Ints  # [n]
     target_port: Ints  # [n]
     flags: Ints  # [n] of TCP
-    length: Ints  # [n] bytes, from the IP header on
+    length: Ints  # [n] bytes, including the IP header
     n_skipped: int  # frames that are not IP, or damaged
-    n_cut: int  # 1 if the file ends within a record, or goes on as none
+    truncated: bool  # the last record is incomplete or invalid
 
     def __str__(self) -> str:
-        cut = "; it ends within a record" if self.n_cut else ""
-        skipped = f"skipped as not IP or damaged: {self.n_skipped:,}"
-        return f"{len(self.time):,} packets; {skipped}{cut}"
+        truncated = "; the file is truncated" if self.truncated else ""
+        return (
+            f"{len(self.time):,} packets; skipped {self.n_skipped:,} non-IP or damaged{truncated}"
+        )
 
 
 @dataclass
-class _Frames:
-    """Where the frames of a file lie, as the file's records are gone through."""
+class _FrameIndex:
+    """Position of each frame in a file."""
 
     found: list[tuple[float, int, int, int]] = field(default_factory=list)  # time, start, end, link
     n_skipped: int = 0
-    n_cut: int = 0
+    truncated: bool = False
 
 
 def read_capture(path: Path) -> Capture:
-    """All packets of IP in a file; a UserError if there are none."""
-    data = _contents(path)
-    frames = _frames(path, data)
+    """Read all IP packets of a file. Raise a UserError if there are none."""
+    data = _read(path)
+    frames = _index_frames(path, data)
     links = {link for *_, link in frames.found}
     if links and not links & LINK_TYPES.keys():
         known = ", ".join(dict.fromkeys(name for name, _ in LINK_TYPES.values()))
-        raise UserError(f"{path}: packets of link type {min(links)}, expected {known}")
-    decoded = ((time, decode(data[start:end], link)) for time, start, end, link in frames.found)
+        raise UserError(f"{path}: link type {min(links)} is not supported, expected {known}")
+    decoded = (
+        (time, decode_frame(data[start:end], link)) for time, start, end, link in frames.found
+    )
     rows = [(time, *header) for time, header in decoded if header is not None]
     n_all = len(frames.found) + frames.n_skipped
     if not rows:
-        raise UserError(f"{path}: no packet of IP among {n_all}, expected some")
+        raise UserError(f"{path}: none of {n_all} packets is IP, expected some")
     time, source, target, *numbers = zip(*rows, strict=True)
     protocol, source_port, target_port, flags, length = (np.array(n, np.int32) for n in numbers)
     return Capture(
@@ -112,46 +115,49 @@ def read_capture(path: Path) -> Capture:
         flags=flags,
         length=length,
         n_skipped=n_all - len(rows),
-        n_cut=frames.n_cut,
+        truncated=frames.truncated,
     )
 
 
-def decode(frame: bytes, link: int) -> tuple[bytes, bytes, int, int, int, int, int] | None:
-    """Source, target, protocol, ports, flags and length; None if it is not IP, or damaged."""
+def decode_frame(frame: bytes, link: int) -> tuple[bytes, bytes, int, int, int, int, int] | None:
+    """Return source, target, protocol, ports, flags and length; None if not IP, or damaged."""
     try:
         packet = LINK_TYPES[link][1](frame)
         if isinstance(packet, ip.IP) and packet.v == 4:
-            later, header = packet.offset > 0, 4 * packet.hl
-            length = packet.len or len(packet)  # 0 where the network card does segmentation
+            is_later_fragment, header = packet.offset > 0, 4 * packet.hl
+            length = packet.len or len(packet)  # 0 if the network card segments packets
         elif isinstance(packet, ip6.IP6):
-            later = any(getattr(more, "frag_off", 0) for more in packet.all_extension_headers)
+            extensions = packet.all_extension_headers
+            is_later_fragment = any(getattr(header, "frag_off", 0) for header in extensions)
             header, length = 40, packet.plen + 40 if packet.plen else len(packet)
         else:
             return None
-        ports, flags, inside = (NO_PORT, NO_PORT), 0, packet.data
-        if packet.p in (TCP, UDP) and not later:  # later fragments have none
-            ports, flags = (inside.sport, inside.dport), getattr(inside, "flags", 0)
-        ends = ((MAPPED + end)[-16:] for end in (packet.src, packet.dst))
-        return (*ends, packet.p, *ports, flags, length) if header <= length else None
-    except Exception:  # dpkt has many kinds for damaged bytes
+        ports, flags, segment = (NO_PORT, NO_PORT), 0, packet.data
+        if packet.p in (TCP, UDP) and not is_later_fragment:  # only first fragments have ports
+            ports, flags = (segment.sport, segment.dport), getattr(segment, "flags", 0)
+        addresses = ((MAPPED + address)[-16:] for address in (packet.src, packet.dst))
+        return (*addresses, packet.p, *ports, flags, length) if header <= length else None
+    except Exception:  # dpkt raises many types for damaged bytes
         return None
 
 
-def by_device(capture: Capture, chosen: Collection[str] | None = None) -> dict[str, Packets]:
-    """The packets of each device, in order, by the device's address.
+def packets_by_device(
+    capture: Capture, chosen: Collection[str] | None = None
+) -> dict[str, Packets]:
+    """Return the packets of each device, in order, by the device's address.
 
-    Devices are the `chosen` addresses; None: every host that sends from a private one. A packet
-    belongs to the device that sent it, else to the one it is sent to, so a packet between two
-    devices is the sender's alone; one between two other hosts is nobody's.
+    Devices are the `chosen` addresses; None: every private address that sends packets. A packet
+    belongs to the sending device, otherwise to the receiving one: a packet between two devices
+    belongs to the sender only, and a packet between two other hosts to none.
     """
     source, target = capture.source, capture.target
     hosts = np.unique(source)
     wanted = None if chosen is None else {ip_address(text) for text in chosen}
     devices = hosts[[_is_device(host, wanted) for host in hosts]]
     sent = np.isin(source, devices)
-    own = sent | np.isin(target, devices)
-    names, whose = np.unique(np.where(sent, source, target)[own], return_inverse=True)
-    table = Packets(
+    owned = sent | np.isin(target, devices)
+    names, owner = np.unique(np.where(sent, source, target)[owned], return_inverse=True)
+    packets = Packets(
         time=capture.time,
         outgoing=sent,
         protocol=capture.protocol,
@@ -160,67 +166,55 @@ def by_device(capture: Capture, chosen: Collection[str] | None = None) -> dict[s
         flags=capture.flags,
         length=capture.length,
     )
-    order = np.flatnonzero(own)[np.argsort(whose, kind="stable")]
-    ends = np.cumsum(np.bincount(whose, minlength=len(names)))
+    order = np.flatnonzero(owned)[np.argsort(owner, kind="stable")]
+    ends = np.cumsum(np.bincount(owner, minlength=len(names)))
     parts = np.split(order, ends)[:-1]
-    return {_text(name): table.at(part) for name, part in zip(names, parts, strict=True)}
+    return {str(_address(name)): packets.select(p) for name, p in zip(names, parts, strict=True)}
 
 
-def _address(raw: bytes) -> IPv6Address:
-    return IPv6Address(raw.ljust(16, b"\0"))  # numpy drops zeros at the end
-
-
-def _text(raw: bytes) -> str:
-    """As people write it: 192.168.1.2, fe80::1."""
-    address = _address(raw)
-    return str(address.ipv4_mapped or address)
+def _address(raw: bytes) -> IPv4Address | IPv6Address:
+    address = IPv6Address(raw.ljust(16, b"\0"))  # numpy drops trailing zeros
+    return address.ipv4_mapped or address
 
 
 def _is_device(raw: bytes, wanted: Collection[object] | None) -> bool:
     address = _address(raw)
-    plain = address.ipv4_mapped or address
     if wanted is not None:
-        return plain in wanted
-    return any(plain in network for network in PRIVATE)
+        return address in wanted
+    return any(address in network for network in PRIVATE)
 
 
-def _contents(path: Path) -> Buffer:
-    """The bytes of a file, unpacked if they are gzipped, whatever its name is."""
-    try:
+def _read(path: Path) -> Buffer:
+    """Return the bytes of a file, decompressed if they are gzipped, whatever its name."""
+    with reading(path, EXPECTED):
         with path.open("rb") as file:
-            if file.read(2) != b"\x1f\x8b":
+            if not (magic := file.read(2)):
+                raise UserError(f"{path}: empty file, expected {EXPECTED}")
+            if magic != b"\x1f\x8b":
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return gzip.decompress(path.read_bytes())
-    except EOFError as error:
-        raise UserError(f"{path}: gzip data cut off, {EXPECTED}") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: damaged gzip data ({error}), {EXPECTED}") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}), {EXPECTED}") from error
-    except ValueError as error:  # of mmap
-        raise UserError(f"{path}: empty file, {EXPECTED}") from error
 
 
-def _frames(path: Path, data: Buffer) -> _Frames:
-    """Where the frames of a file lie."""
+def _index_frames(path: Path, data: Buffer) -> _FrameIndex:
     magic = data[:4]
-    frames = _Frames()
+    frames = _FrameIndex()
     for order in "<>":
         (number,) = struct.unpack(f"{order}I", magic.ljust(4, b"\0"))
         if number in PCAP and len(data) >= 24:
-            _read_pcap(data, order, *PCAP[number], frames)
+            _index_pcap(data, order, *PCAP[number], frames)
             break
         if number == pcapng.PCAPNG_BT_SHB and data[8:12] in BYTE_ORDERS:
-            _read_pcapng(data, frames)
+            _index_pcapng(data, frames)
             break
     else:
-        raise UserError(f"{path}: begins with the bytes {magic.hex(' ') or 'none'}, {EXPECTED}")
+        found = magic.hex(" ") or "no bytes"
+        raise UserError(f"{path}: starts with {found}, expected {EXPECTED}")
     if not len(frames.found) + frames.n_skipped:
-        raise UserError(f"{path}: a capture without a packet, expected some")
+        raise UserError(f"{path}: no packets, expected some")
     return frames
 
 
-# Magic number -> parts of a second that times are in, bytes of a record's header
+# Magic number -> ticks per second, bytes of a record header
 PCAP = {
     pcap.TCPDUMP_MAGIC: (1e6, 16),
     pcap.TCPDUMP_MAGIC_NANO: (1e9, 16),
@@ -228,65 +222,69 @@ PCAP = {
 }
 
 
-def _read_pcap(data: Buffer, order: str, second: float, header: int, frames: _Frames) -> None:
+def _index_pcap(data: Buffer, order: str, ticks: float, header: int, frames: _FrameIndex) -> None:
     record = struct.Struct(f"{order}III")
-    link = struct.unpack_from(f"{order}I", data, 20)[0] & 0xFFFF  # above it: the checksum's length
-    place, end = 24, len(data)
-    while place + header <= end:
-        seconds, rest, size = record.unpack_from(data, place)
-        start, stop = place + header, place + header + size
+    link = struct.unpack_from(f"{order}I", data, 20)[0] & 0xFFFF  # upper bits: checksum length
+    position, end = 24, len(data)
+    while position + header <= end:
+        seconds, fraction, size = record.unpack_from(data, position)
+        start, stop = position + header, position + header + size
         if stop > end:
             break
-        frames.found.append((seconds + rest / second, start, stop, link))
-        place = stop
-    frames.n_cut = int(place < end)
+        frames.found.append((seconds + fraction / ticks, start, stop, link))
+        position = stop
+    frames.truncated = position < end
 
 
 BYTE_ORDERS = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
-PACKET_BLOCKS = {pcapng.PCAPNG_BT_EPB: "I", pcapng.PCAPNG_BT_PB: "Hxx"}  # the interface's number
-SIMPLE_PACKET_BLOCK = 3  # which has no time
-Interface = tuple[int, float, int]  # link type, parts of a second, seconds to add
+PACKET_BLOCKS = {
+    pcapng.PCAPNG_BT_EPB: "I",
+    pcapng.PCAPNG_BT_PB: "Hxx",
+}  # format of the interface id
+SIMPLE_PACKET_BLOCK = 3  # has no timestamp
+Interface = tuple[int, float, int]  # link type, ticks per second, offset in seconds
 
 
-def _read_pcapng(data: Buffer, frames: _Frames) -> None:
-    place, end, order = 0, len(data), "<"
+def _index_pcapng(data: Buffer, frames: _FrameIndex) -> None:
+    position, end, order = 0, len(data), "<"
     interfaces: list[Interface | None] = []
-    while place < end:
-        if data[place : place + 4] == b"\x0a\x0d\x0d\x0a":  # a section, with its own byte order
-            order, interfaces = BYTE_ORDERS.get(data[place + 8 : place + 12], order), []
-        kind, size = struct.unpack(f"{order}II", data[place : place + 8].ljust(8, b"\0"))
-        if size < 12 or size % 4 or place + size > end:
-            frames.n_cut = 1  # nothing after it can be told apart
+    while position < end:
+        if data[position : position + 4] == b"\x0a\x0d\x0d\x0a":  # new section, own byte order
+            order = BYTE_ORDERS.get(data[position + 8 : position + 12], order)
+            interfaces = []
+        kind, size = struct.unpack(f"{order}II", data[position : position + 8].ljust(8, b"\0"))
+        if size < 12 or size % 4 or position + size > end:
+            frames.truncated = True  # the next block cannot be found
             return
         if kind == pcapng.PCAPNG_BT_IDB:
-            interfaces.append(_interface(data[place : place + size], order))
+            interfaces.append(_interface(data[position : position + size], order))
         elif kind in PACKET_BLOCKS and size >= 32:
             layout = f"{order}{PACKET_BLOCKS[kind]}III"
-            number, high, low, captured = struct.unpack_from(layout, data, place + 8)
-            found = interfaces[number] if number < len(interfaces) else None
-            if found is None or captured > size - 32:
+            number, high, low, n_captured = struct.unpack_from(layout, data, position + 8)
+            interface = interfaces[number] if number < len(interfaces) else None
+            if interface is None or n_captured > size - 32:
                 frames.n_skipped += 1
             else:
-                link, second, shift = found
-                time, start = (high << 32 | low) / second + shift, place + 28
-                frames.found.append((time, start, start + captured, link))
+                link, ticks, offset = interface
+                time, start = (high << 32 | low) / ticks + offset, position + 28
+                frames.found.append((time, start, start + n_captured, link))
         elif kind in (*PACKET_BLOCKS, SIMPLE_PACKET_BLOCK):
             frames.n_skipped += 1
-        place += size
+        position += size
 
 
 def _interface(block: bytes, order: str) -> Interface | None:
-    """What an interface description says; None if it is damaged."""
-    kinds = {"<": pcapng.InterfaceDescriptionBlockLE, ">": pcapng.InterfaceDescriptionBlock}
+    """Parse an interface description block; None if it is damaged."""
+    classes = {"<": pcapng.InterfaceDescriptionBlockLE, ">": pcapng.InterfaceDescriptionBlock}
     try:
-        read = kinds[order](block)
-        second, shift = 1e6, 0
-        for option in read.opts:
+        description = classes[order](block)
+        ticks, offset = 1e6, 0
+        for option in description.opts:
             if option.code == pcapng.PCAPNG_OPT_IF_TSRESOL:
                 power = option.data[0]
-                second = float((2 if power & 0x80 else 10) ** (power & 0x7F))
+                ticks = float((2 if power & 0x80 else 10) ** (power & 0x7F))
             elif option.code == pcapng.PCAPNG_OPT_IF_TSOFFSET:
-                shift = struct.unpack(f"{order}q", option.data)[0]
-        return read.linktype, second, shift
-    except Exception:  # dpkt has many kinds for damaged bytes
+                offset = struct.unpack(f"{order}q", option.data)[0]
+        return description.linktype, ticks, offset
+    except Exception:  # dpkt raises many types for damaged bytes
         return None

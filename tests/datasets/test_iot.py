@@ -1,4 +1,4 @@
-"""iot and iot_sample: from captures and from generated packets to clients, tests and attacks."""
+"""fedbench.datasets.iot: clients, test windows and attacks from captures and synthetic packets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from dpkt import pcap  # type: ignore[import-untyped]
 
 from fedbench.data import DATASETS, Sequences, Spec
 from fedbench.datasets import iot
-from fedbench.datasets.device_dialogues import PHASES, TYPES
-from fedbench.datasets.iot import Iot, IotSample, Traffic, phase_of
-from fedbench.datasets.packet_symbols import TCP, UDP, Packets, codes
-from fedbench.datasets.pcap import by_device, read_capture
+from fedbench.datasets.device_dialogues import ATTACK_PHASES, DEVICE_TYPES
+from fedbench.datasets.iot import Iot, IotSample, Traffic, TrafficSource, phase_of
+from fedbench.datasets.packet_symbols import TCP, UDP, Packets, symbol_codes
+from fedbench.datasets.pcap import packets_by_device, read_capture
 from fedbench.datasets.synthetic_traffic import attack_traffic, normal_traffic
 from fedbench.errors import UserError
 
@@ -30,7 +30,7 @@ CLOUD = "52.1.2.3"
 
 
 def write_pcap(path: Path, streams: Mapping[str, Packets]) -> Path:
-    """A real capture of the packets of each device, by address, in the order of their time."""
+    """Write a capture with the packets of each device (by address) in time order."""
     frames = []
     for device, packets in streams.items():
         ends = ip_address(device).packed, ip_address(CLOUD).packed
@@ -45,7 +45,7 @@ def write_pcap(path: Path, streams: Mapping[str, Packets]) -> Path:
 
 
 def frame_of(packets: Packets, i: int, ends: tuple[bytes, bytes]) -> bytes:
-    """Ethernet, IPv4 and the transport's header, without what it carries."""
+    """Ethernet, IPv4 and transport headers without payload."""
     source, target = ends if packets.outgoing[i] else ends[::-1]
     ports = [int(packets.local_port[i]), int(packets.remote_port[i])]
     protocol, length = int(packets.protocol[i]), int(packets.length[i])
@@ -59,20 +59,20 @@ def frame_of(packets: Packets, i: int, ends: tuple[bytes, bytes]) -> bytes:
 
 
 def steady(n: int, port: int = 443, start: float = 0.0) -> Packets:
-    """n packets, out and in by turns, 10 ms apart."""
+    """n packets, alternately out and in, 10 ms apart."""
     ones = np.ones(n, np.int32)
     outgoing = np.arange(n) % 2 == 0
     time = start + 0.01 * np.arange(n, dtype=np.float64)
     return Packets(time, outgoing, TCP * ones, 50000 * ones, port * ones, 16 * ones, 52 * ones)
 
 
-class Made(Traffic):
-    """Of given packets."""
+class Made(TrafficSource):
+    """Uses given packets."""
 
     name = "made"
-    given: tuple[Mapping[str, Packets], Mapping[str, Sequence[Packets]]]
+    given: Traffic
 
-    def tables(self) -> tuple[Mapping[str, Packets], Mapping[str, Sequence[Packets]]]:
+    def traffic(self) -> Traffic:
         return self.given
 
 
@@ -87,7 +87,7 @@ def made(
 
 
 def packets_of(numbers: list[int]) -> Packets:
-    """Packets of as many kinds as there are numbers, told apart by length and port."""
+    """One kind of packet per distinct number, distinguished by length and port."""
     n = len(numbers)
     array, ones = np.array(numbers, np.int32), np.ones(n, np.int32)
     lengths = np.array([30, 50, 100, 200, 400], np.int32)[array % 5]
@@ -96,28 +96,28 @@ def packets_of(numbers: list[int]) -> Packets:
 
 
 def test_windows_by_hand() -> None:
-    # Ten packets; the last two (0.2) are for testing, and with length 1 make one window. The other
-    # eight are one client's: seven windows of two. Kind 9 comes twice and is number 1; the others
-    # come once, so by their codes. The first packet differs from the other of kind 9 in nothing,
-    # since a second passes before each.
+    # Ten packets; the last two (0.2) are for testing and give one window of length 1. The other
+    # eight belong to one client: seven windows of two. Kind 9 occurs twice and gets id 1; the rest
+    # occur once and are ordered by code. Both packets of kind 9 have the same symbol, because a
+    # second passes before each.
     numbers = [9, 0, 1, 2, 3, 4, 5, 6, 9, 7]
     data = made([packets_of(numbers)], length=1, symbols_min=8, symbols_max=8, symbols=30)
-    stream = codes(packets_of(numbers)).tolist()
+    stream = symbol_codes(packets_of(numbers)).tolist()
     order = sorted(set(stream), key=lambda code: (-stream.count(code), code))
-    want = [1 + order.index(code) for code in stream]
-    assert data.x_train.tolist() == [[number] for number in want[:7]]
-    assert data.y_train.tolist() == [[number] for number in want[1:8]]
-    assert data.x_test.tolist() == [[want[8]]] == [[1]]
-    assert data.y_test.tolist() == [[want[9]]]
+    ids = [1 + order.index(code) for code in stream]
+    assert data.x_train.tolist() == [[i] for i in ids[:7]]
+    assert data.y_train.tolist() == [[i] for i in ids[1:8]]
+    assert data.x_test.tolist() == [[ids[8]]] == [[1]]
+    assert data.y_test.tolist() == [[ids[9]]]
     assert data.owners is not None
     assert data.owners.tolist() == [0] * 7
     assert data.n_classes == 30
     assert set(data.vocabulary.values()) == set(range(10))
 
 
-def test_windows_share_an_end_and_a_rest_is_left_out() -> None:
-    # 45 packets, 36 to train on: windows of 6 with stride 5 begin at 0, 5, ... 30, and end with
-    # packet 35, the last. Of the 9 to test on the first 6 make a window.
+def test_windows_overlap_by_one_and_an_incomplete_one_is_dropped() -> None:
+    # 45 packets, 36 for training: windows of 6 with stride 5 start at 0, 5, ... 30, and the last
+    # ends with packet 35. The first 6 of the 9 test packets form a window.
     settings: dict[str, Any] = {"length": 5, "symbols_min": 36, "symbols_max": 36, "symbols": 50}
     data = made([packets_of([*range(15)] * 3)], **settings)
     assert data.x_train.shape == (7, 5)
@@ -137,7 +137,7 @@ def test_no_client_holds_packets_of_two_devices_and_sizes_are_in_range() -> None
         assert 100 <= len(held) + 1 <= 150
         (ports,) = {name.split()[2].replace("<", ">") for name in names(data, held)}
         counts[ports] += 1
-    # Of 800, 622, 72 and 104 packets to train on: 6 to 8, 4 to 6, none and 1 clients.
+    # 800, 622, 72 and 104 training packets give 6 to 8, 4 to 6, 0 and 1 clients.
     assert 6 <= counts["dynamic>system"] <= 8
     assert 4 <= counts["dynamic>user"] <= 6
     assert counts["dynamic>dynamic"] == 1
@@ -146,7 +146,7 @@ def test_no_client_holds_packets_of_two_devices_and_sizes_are_in_range() -> None
         "dynamic>dynamic",
         "dynamic<dynamic",
     }
-    assert len(data.x_test) == 200 - 1 + 155 - 1 + 26 - 1  # not of the device without a client
+    assert len(data.x_test) == 200 - 1 + 155 - 1 + 26 - 1  # none of the device without a client
 
 
 def names(data: Sequences, numbers: Any) -> set[str]:
@@ -161,7 +161,7 @@ def test_a_client_can_be_a_device() -> None:
     assert data.owners.bincount().tolist() == [800 - 1, 400 - 1]
 
 
-def test_chunks_are_the_same_in_every_run_and_not_of_equal_size() -> None:
+def test_chunks_vary_in_size_and_are_the_same_in_every_run() -> None:
     runs = [made([steady(5000)] * 3, length=1, symbols_min=100, symbols_max=200) for _ in range(2)]
     assert runs[0].owners is not None
     assert runs[1].owners is not None
@@ -169,8 +169,8 @@ def test_chunks_are_the_same_in_every_run_and_not_of_equal_size() -> None:
     assert len(set(runs[0].owners.bincount().tolist())) > 20
 
 
-def test_attacks_have_windows_to_train_on_and_others_to_test() -> None:
-    # Two infected devices: of 50 and 30 packets 40 and 24 are to poison with, 10 and 6 to test on.
+def test_attacks_have_separate_training_and_test_windows() -> None:
+    # Two infected devices with 50 and 30 packets: 40 and 24 for poisoning, 10 and 6 for testing.
     # Windows of 4: 13 and 7, 3 and 1.
     attack = [packets_of([1, 2, 3, 4, 5] * 10), packets_of([6, 7] * 15)]
     data = made([steady(200)], {"scan": attack}, length=3, symbols_min=100)
@@ -181,11 +181,11 @@ def test_attacks_have_windows_to_train_on_and_others_to_test() -> None:
     assert data.threshold == 0.01
 
 
-def test_the_alphabet_knows_the_attack_and_leaves_out_what_is_rare() -> None:
+def test_the_alphabet_covers_attacks_and_drops_rare_symbols() -> None:
     attack = {"scan": [packets_of([1, 2] * 20)]}
     data = made([steady(200)], attack, length=3, symbols_min=100, symbols=4)
-    # 100 of each of two kinds of normal packets (the first of all is a third kind), then the
-    # attack's two, 20 each: 1 of them is kept, the other is number 0.
+    # 100 normal packets of each of two kinds (the very first is a third kind), then two kinds in
+    # the attack, 20 each: one of these is kept, the other gets id 0.
     train, _ = data.attacks["scan"]
     assert set(train.unique().tolist()) == {0, 3}
     assert len(data.vocabulary) == 4
@@ -193,11 +193,11 @@ def test_the_alphabet_knows_the_attack_and_leaves_out_what_is_rare() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "error"),
     [
         ({"client": "home"}, "client must be one of chunk, device, got home"),
         ({"length": 0}, "length must be at least 1, got 0"),
-        ({"symbols_min": 3001}, "symbols_min must be above length=20 and up to symbols_max=3000"),
+        ({"symbols_min": 3001}, "symbols_min must be above length=20 and at most symbols_max=3000"),
         ({"symbols_min": 20}, "symbols_min must be above length=20"),
         ({"symbols": 1}, "symbols must be at least 2, got 1"),
         ({"threshold": 0.0}, "threshold must be above 0 and below 1, got 0.0"),
@@ -207,39 +207,39 @@ def test_the_alphabet_knows_the_attack_and_leaves_out_what_is_rare() -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["iot", "iot_sample"])
-def test_settings_out_of_range_are_told(name: str, fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=f"dataset {name}: {said}"):
+def test_settings_out_of_range_are_errors(name: str, fields: dict[str, Any], error: str) -> None:
+    with pytest.raises(UserError, match=f"dataset {name}: {error}"):
         DATASETS.build({"name": name, **fields})
 
 
-def test_an_address_that_is_none_is_told() -> None:
+def test_an_invalid_address_is_an_error() -> None:
     with pytest.raises(UserError, match=r"'192\.168\.1' does not appear to be an IPv4 or IPv6"):
         DATASETS.build({"name": "iot", "devices": ["192.168.1"]})
 
 
-def test_too_few_packets_are_told() -> None:
-    said = r"made: 2 devices with at most 150 packets leave no client .* symbols_min=130, length=20"
-    with pytest.raises(UserError, match=said):
+def test_too_few_packets_are_an_error() -> None:
+    error = r"made: 2 devices with at most 150 packets give no client .* symbols_min=130, length=20"
+    with pytest.raises(UserError, match=error):
         made([steady(100), steady(150)], symbols_min=130)
-    with pytest.raises(UserError, match="leave no client or no test"):
-        made([steady(150)], symbols_min=100, test_rate=0.1)  # 15 packets to test on
+    with pytest.raises(UserError, match="give no client or no test window"):
+        made([steady(150)], symbols_min=100, test_rate=0.1)  # 15 test packets
     with pytest.raises(UserError, match="made: 0 devices with at most 0 packets"):
         made([])
-    with pytest.raises(UserError, match="the attack scan has 40 packets of devices, too few for"):
+    with pytest.raises(UserError, match="attack scan has 40 device packets, too few for"):
         made([steady(200)], {"scan": [steady(40)]}, symbols_min=100)
-    with pytest.raises(UserError, match="the attack scan has 0 packets of devices, too few for"):
+    with pytest.raises(UserError, match="attack scan has 0 device packets, too few for"):
         made([steady(200)], {"scan": []}, symbols_min=100)
 
 
 @pytest.mark.parametrize("name", ["iot", "iot_sample"])
-def test_the_spec_is_known_before_anything_is_read(name: str) -> None:
+def test_the_spec_is_known_before_loading(name: str) -> None:
     source = DATASETS.build({"name": name, "length": 33, "symbols": 77})
     assert source.spec == Spec(name, (33,), 77, natural=True)
 
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder and a cache with nothing in them."""
+    """An empty working folder and cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDBENCH_DATA", raising=False)
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
@@ -266,34 +266,34 @@ def test_captures_in_a_folder(alone: Path) -> None:
     data = small(captured(alone / "captures")).load()
     assert data.name == "iot"
     assert list(data.attacks) == ["scan", "syn-flood"]
-    # The camera's 101 packets of the phase scan are one stream: 81 and 20, windows of 5: 20 and 4.
+    # The camera's 101 packets in phase scan form one stream: 81 and 20, windows of 5: 20 and 4.
     assert [len(part) for part in data.attacks["scan"]] == [20, 4]
     ports = {name.split()[2] for name in names(data, data.x_train)}
     assert ports == {"dynamic>system", "dynamic<system", "dynamic>user", "dynamic<user"}
-    # 40 of the camera's packets and 12 of the plug's; 20 of the camera's in the other home, which
-    # is another device there: windows of 5 are 9, 2 and 4.
+    # Test packets: 40 of the camera, 12 of the plug, and 20 of the camera's address in the other
+    # home, where it is another device. Windows of 5: 9, 2 and 4.
     assert len(data.x_test) == 9 + 2 + 4
     assert data.spec == small(alone).spec
 
 
-def test_what_is_skipped_is_told_once(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_frames_are_reported_once(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = captured(alone / "captures")
     path = folder / "day1.pcap"
     arp = bytes(12) + struct.pack(">H", 0x0806) + bytes(28)
     record = struct.pack("<IIII", 3, 0, len(arp), len(arp)) + arp
     path.write_bytes(path.read_bytes() + record + record[:20])
     small(folder).load()
-    said = "260 packets; skipped as not IP or damaged: 1; it ends within a record"
-    assert capsys.readouterr().err == f"{path}: {said}\n"
+    line = "260 packets; skipped 1 non-IP or damaged; the file is truncated"
+    assert capsys.readouterr().err == f"{path}: {line}\n"
     small(folder).load()
     assert capsys.readouterr().err == ""
 
 
-def test_devices_can_be_named(alone: Path) -> None:
+def test_devices_can_be_chosen(alone: Path) -> None:
     folder = captured(alone / "captures")
     data = small(folder, devices=["192.168.1.2"], client="device").load()
     ports = {name.split()[2] for name in names(data, data.x_train)}
-    assert ports == {"dynamic>system", "dynamic<system"}  # 443 and 53, and not the plug's 8883
+    assert ports == {"dynamic>system", "dynamic<system"}  # 443 and 53, not the plug's 8883
 
 
 @pytest.mark.parametrize(
@@ -304,15 +304,17 @@ def test_devices_can_be_named(alone: Path) -> None:
         ("flood.pcap3", "flood"),
     ],
 )
-def test_a_phase_is_what_the_name_says(name: str, phase: str) -> None:
+def test_the_file_name_gives_the_phase(name: str, phase: str) -> None:
     assert phase_of(Path("attack", name)) == phase
 
 
-def test_where_captures_are_looked_for(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures_are_found_in_the_data_folders(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {"length": 4, "symbols_min": 20, "symbols_max": 30}
     source = Iot(**settings)  # type: ignore[arg-type]
-    said = rf"^{alone}/data/iot: no captures of normal traffic: put .*iot_sample needs no files$"
-    with pytest.raises(UserError, match=said):
+    error = rf"^{alone}/data/iot: no captures of normal traffic: put .*iot_sample needs no files$"
+    with pytest.raises(UserError, match=error):
         source.load()
     with pytest.raises(UserError, match=r"^nowhere: no captures of normal traffic"):
         replace(source, path="nowhere").load()
@@ -323,14 +325,14 @@ def test_where_captures_are_looked_for(alone: Path, monkeypatch: pytest.MonkeyPa
     assert len(source.load().x_train) < len(here.x_train)
 
 
-def test_a_damaged_capture_is_told_by_name(alone: Path) -> None:
+def test_a_damaged_capture_is_named(alone: Path) -> None:
     folder = captured(alone / "captures")
     (folder / "day3.pcap").write_bytes(b"<html>")
-    with pytest.raises(UserError, match=rf"^{folder}/day3\.pcap: begins with the bytes 3c 68"):
+    with pytest.raises(UserError, match=rf"^{folder}/day3\.pcap: starts with 3c 68"):
         small(folder).load()
 
 
-def test_captures_are_read_once_and_again_when_they_change(
+def test_captures_are_read_again_only_after_a_change(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, reads = captured(alone / "captures"), []
@@ -367,13 +369,15 @@ def sample_set() -> Sequences:
     return IotSample().load()
 
 
-def test_the_sample_is_what_the_paper_has(sample_set: Sequences) -> None:
+def test_the_sample_has_100_clients_and_four_phases(sample_set: Sequences) -> None:
     assert sample_set.owners is not None
     sizes = sample_set.owners.bincount() * 20
     assert len(sizes) == 100
     assert int(sizes.min()) > 1980
     assert int(sizes.max()) <= 3000
-    assert list(sample_set.attacks) == [*PHASES] == ["scan", "login", "syn_flood", "udp_flood"]
+    assert (
+        list(sample_set.attacks) == [*ATTACK_PHASES] == ["scan", "login", "syn_flood", "udp_flood"]
+    )
     assert int(sample_set.x_train.max()) < 256
     assert len(sample_set.vocabulary) < 256  # so no packet is "other"
     assert int(sample_set.x_train.min()) > 0
@@ -387,35 +391,35 @@ def test_the_sample_is_the_same_in_every_process(sample_set: Sequences) -> None:
     assert torch.equal(again.attacks["scan"][1], sample_set.attacks["scan"][1])
 
 
-def test_attacks_use_symbols_that_devices_use(sample_set: Sequences) -> None:
+def test_attacks_mostly_use_normal_symbols(sample_set: Sequences) -> None:
     normal = set(sample_set.x_train.unique().tolist())
     for phase, (train, _) in sample_set.attacks.items():
         known = sum(int(number) in normal for number in train.flatten()) / train.numel()
         assert known > 0.4, phase
 
 
-def test_generated_packets_are_those_of_devices() -> None:
-    made_up = normal_traffic(2 * len(TYPES), 500)
-    assert len(made_up) == 2 * len(TYPES)
+def test_synthetic_packets_are_plausible() -> None:
+    made_up = normal_traffic(2 * len(DEVICE_TYPES), 500)
+    assert len(made_up) == 2 * len(DEVICE_TYPES)
     for packets in made_up.values():
         assert len(packets.time) == 500
         assert (np.diff(packets.time) >= 0).all()
         assert packets.length.min() >= 20
         assert packets.length.max() <= 1500
         assert 0.2 < packets.outgoing.mean() < 0.9
-    distinct = {tuple(codes(packets).tolist()) for packets in made_up.values()}
-    assert len(distinct) == len(made_up)  # no two devices say the same
+    distinct = {tuple(symbol_codes(packets).tolist()) for packets in made_up.values()}
+    assert len(distinct) == len(made_up)  # every device is different
     for phase in attack_traffic(3, 200).values():
         assert [len(packets.time) for packets in phase] == [200] * 3
 
 
-def test_generated_packets_survive_a_real_capture(tmp_path: Path) -> None:
-    made_up = [*normal_traffic(len(TYPES), 400).values()]
+def test_synthetic_packets_survive_a_capture(tmp_path: Path) -> None:
+    made_up = [*normal_traffic(len(DEVICE_TYPES), 400).values()]
     made_up += [packets for phase in attack_traffic(1, 400).values() for packets in phase]
     streams = {f"192.168.7.{i + 1}": packets for i, packets in enumerate(made_up)}
     capture = read_capture(write_pcap(tmp_path / "made.pcap", streams))
-    assert capture.n_skipped == capture.n_cut == 0
-    found = by_device(capture)
+    assert (capture.n_skipped, capture.truncated) == (0, False)
+    found = packets_by_device(capture)
     assert found.keys() == streams.keys()
     for device, packets in streams.items():
-        assert codes(found[device]).tolist() == codes(packets).tolist()
+        assert symbol_codes(found[device]).tolist() == symbol_codes(packets).tolist()

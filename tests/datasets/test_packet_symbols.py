@@ -1,4 +1,4 @@
-"""datasets.packet_symbols: symbols by hand and by a slow oracle; the alphabet."""
+"""fedbench.datasets.packet_symbols: symbols by hand and by a slow oracle; the alphabet."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbench.datasets.packet_symbols import N_CODES, NO_PORT, Alphabet, Packets, codes, name_of
+from fedbench.datasets.packet_symbols import (
+    N_CODES,
+    NO_PORT,
+    Alphabet,
+    Packets,
+    symbol_codes,
+    symbol_name,
+)
 
 ROW = tuple[float, bool, int, int, int, int, int]
 
 
 def table(rows: list[ROW]) -> Packets:
-    """Of rows of time, outgoing, protocol, local port, remote port, flags, length."""
+    """Packets from rows of time, outgoing, protocol, local and remote port, flags, length."""
     columns: list[Any] = [list(column) for column in zip(*rows, strict=True)] or [[]] * 7
     kinds: list[Any] = [np.float64, np.bool_, *[np.int32] * 5]
     return Packets(*(np.array(c, k) for c, k in zip(columns, kinds, strict=True)))
 
 
 def names(rows: list[ROW]) -> list[str]:
-    return [name_of(int(code)) for code in codes(table(rows))]
+    return [symbol_name(int(code)) for code in symbol_codes(table(rows))]
 
 
 def test_a_lookup_and_a_connection_by_hand() -> None:
-    # A name is looked up over UDP from port 50000; the answer comes 20 ms later; 0.4 ms after it
-    # the device opens a connection from port 40000 to port 443, sends, and closes; then it is quiet
-    # for a second, announces itself (5353 is a user port) and pings.
+    # A DNS query over UDP from port 50000 is answered after 20 ms. 0.4 ms later the device connects
+    # from port 40000 to port 443, sends, and closes. After a second of silence it announces itself
+    # (5353 is a user port) and pings.
     rows: list[ROW] = [
         (7.0, True, 17, 50000, 53, 0, 62),
         (7.02, False, 17, 50000, 53, 0, 120),
@@ -66,7 +73,7 @@ def test_a_lookup_and_a_connection_by_hand() -> None:
         *[(49151, "user"), (49152, "dynamic"), (65535, "dynamic")],
     ],
 )
-def test_types_of_ports_begin_where_they_should(port: int, kind: str) -> None:
+def test_boundaries_of_port_types(port: int, kind: str) -> None:
     assert names([(0, True, 17, port, 5353, 0, 100)])[0].split()[2] == f"{kind}>user"
     assert names([(0, False, 17, 80, port, 0, 100)])[0].split()[2] == f"system<{kind}"
 
@@ -79,7 +86,7 @@ def test_types_of_ports_begin_where_they_should(port: int, kind: str) -> None:
         *[(640, "640-1279"), (1279, "640-1279"), (1280, "1280+"), (65535, "1280+")],
     ],
 )
-def test_lengths_are_what_their_names_say(length: int, kind: str) -> None:
+def test_boundaries_of_length_ranges(length: int, kind: str) -> None:
     assert names([(0, True, 6, 1, 1, 16, length)])[0].split()[4] == kind
 
 
@@ -92,7 +99,7 @@ def test_lengths_are_what_their_names_say(length: int, kind: str) -> None:
     ],
     ids=["forward", "at once", "backward"],
 )
-def test_the_time_since_the_packet_before(times: list[float], gaps: list[str]) -> None:
+def test_the_time_since_the_previous_packet(times: list[float], gaps: list[str]) -> None:
     rows: list[ROW] = [(time, True, 17, 1, 1, 0, 50) for time in times]
     assert [name.split()[-1] for name in names(rows)] == gaps
 
@@ -103,16 +110,16 @@ def test_the_time_since_the_packet_before(times: list[float], gaps: list[str]) -
         *[(0x02, "SYN"), (0x12, "SYN+ACK"), (0x10, "ACK"), (0x18, "PSH"), (0x11, "FIN")],
         *[(0x19, "FIN"), (0x04, "RST"), (0x14, "RST"), (0x00, "odd"), (0x03, "odd")],
         *[(0x29, "odd"), (0x06, "odd"), (0x01, "odd"), (0x08, "odd"), (0xC2, "SYN")],
-        *[(0x52, "SYN+ACK"), (0x30, "ACK"), (0xD0, "ACK")],  # with ECN's and URG's bits
+        *[(0x52, "SYN+ACK"), (0x30, "ACK"), (0xD0, "ACK")],  # with ECN and URG bits
     ],
 )
-def test_kinds_of_flags(flags: int, kind: str) -> None:
+def test_kinds_of_tcp_flags(flags: int, kind: str) -> None:
     assert names([(0, True, 6, 1, 1, flags, 50)])[0].split()[3] == kind
     assert names([(0, True, 17, 1, 1, flags, 50)])[0].split()[3] == "-"
 
 
 def slow_name(row: ROW, before: float | None) -> str:
-    """The symbol of one packet, as the documentation words it."""
+    """The symbol of one packet, straight from the documentation."""
     time, outgoing, protocol, local, remote, flags, length = row
     gap = 1.0 if before is None else max(time - before, 0.0)
     words = ["out" if outgoing else "in"]
@@ -156,52 +163,57 @@ packets = st.tuples(
 
 @settings(deadline=None)
 @given(st.lists(packets, max_size=30))
-def test_symbols_are_those_of_a_packet_by_packet_oracle(rows: list[ROW]) -> None:
+def test_symbols_match_the_slow_oracle(rows: list[ROW]) -> None:
     times: list[float | None] = [None, *(row[0] for row in rows)]
     want = [slow_name(row, before) for row, before in zip(rows, times[:-1], strict=True)]
     assert names(rows) == want
 
 
-def test_every_code_has_a_name_of_its_own() -> None:
-    assert len({name_of(code) for code in range(N_CODES)}) == N_CODES
+def test_every_code_has_a_unique_name() -> None:
+    assert len({symbol_name(code) for code in range(N_CODES)}) == N_CODES
 
 
-def test_joined_tables_and_rows_of_them() -> None:
+def test_join_and_select() -> None:
     rows: list[ROW] = [(float(i), i % 2 == 0, 6, i, i + 1, 2, 40) for i in range(5)]
     joined = Packets.join([table(rows[:2]), table(rows[2:])])
-    assert codes(joined).tolist() == codes(table(rows)).tolist()
-    assert joined.at(np.array([4, 1])).local_port.tolist() == [4, 1]
-    assert joined.at(joined.outgoing).time.tolist() == [0, 2, 4]
+    assert symbol_codes(joined).tolist() == symbol_codes(table(rows)).tolist()
+    assert joined.select(np.array([4, 1])).local_port.tolist() == [4, 1]
+    assert joined.select(joined.outgoing).time.tolist() == [0, 2, 4]
 
 
 def test_the_alphabet_by_hand() -> None:
-    # 7 comes four times, 9 and 3 twice, 5 once. Of size 4: 7, then 3 before 9, which is as
-    # frequent; 5 and whatever else there is are number 0.
+    # 7 occurs four times, 9 and 3 twice, 5 once. Size 4 keeps 7, then 3 before 9 (a tie, by code);
+    # 5 and all others get id 0.
     streams = [np.array([7, 7, 9, 5], np.int32), np.array([3, 7, 9, 3, 7], np.int32)]
-    alphabet = Alphabet.of(streams, 4)
+    alphabet = Alphabet.from_streams(streams, 4)
     assert alphabet.kept == (7, 3, 9)
-    assert alphabet.numbers(np.array([7, 3, 9, 5, 100])).tolist() == [1, 2, 3, 0, 0]
-    assert alphabet.vocabulary == {"other": 0, name_of(7): 1, name_of(3): 2, name_of(9): 3}
+    assert alphabet.encode(np.array([7, 3, 9, 5, 100])).tolist() == [1, 2, 3, 0, 0]
+    assert alphabet.vocabulary == {
+        "other": 0,
+        symbol_name(7): 1,
+        symbol_name(3): 2,
+        symbol_name(9): 3,
+    }
 
 
-def test_an_alphabet_with_room_left_holds_only_what_there_is() -> None:
-    alphabet = Alphabet.of([np.array([5, 5, 2], np.int32)], 100)
+def test_a_large_alphabet_holds_only_the_symbols_present() -> None:
+    alphabet = Alphabet.from_streams([np.array([5, 5, 2], np.int32)], 100)
     assert alphabet.kept == (5, 2)
     assert set(alphabet.vocabulary.values()) == {0, 1, 2}
-    assert Alphabet.of([], 10).vocabulary == {"other": 0}
+    assert Alphabet.from_streams([], 10).vocabulary == {"other": 0}
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 20), max_size=60), st.integers(2, 25))
 def test_an_alphabet_keeps_the_most_frequent(stream: list[int], size: int) -> None:
     array = np.array(stream, np.int32)
-    alphabet = Alphabet.of([array], size)
-    numbers = alphabet.numbers(array)
-    assert numbers.max(initial=0) < size
+    alphabet = Alphabet.from_streams([array], size)
+    ids = alphabet.encode(array)
+    assert ids.max(initial=0) < size
     counts = np.bincount(array, minlength=21)
     kept = list(alphabet.kept)
     assert len(kept) == min(size - 1, len(set(stream)))
     left = [counts[code] for code in set(stream) - set(kept)]
     assert not kept or not left or min(counts[kept]) >= max(left)
-    for code, number in zip(stream, numbers.tolist(), strict=True):
-        assert (kept[number - 1] == code) if number else code not in kept
+    for code, i in zip(stream, ids.tolist(), strict=True):
+        assert (kept[i - 1] == code) if i else code not in kept

@@ -303,11 +303,11 @@ def test_same_seed_same_split(split: Any, setting: float) -> None:
 
 @pytest.mark.parametrize(("split", "setting"), [(by_main_class, 0.5), (by_dirichlet, 1.0)])
 @pytest.mark.parametrize(
-    ("n_clients", "said"),
+    ("n_clients", "error"),
     [(0, "n_clients=0: must be at least 1"), (-3, "n_clients=-3"), (21, "at most 20")],
 )
-def test_impossible_n_clients(split: Any, setting: float, n_clients: int, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_impossible_n_clients(split: Any, setting: float, n_clients: int, error: str) -> None:
+    with pytest.raises(UserError, match=error):
         split(balanced(2, 10), n_clients, setting, rng())
 
 
