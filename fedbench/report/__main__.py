@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--columns",
         default=",".join(METRICS),
-        help="metrics to show, such as BA,MA,norm_ratio,cosine or BA,BA/0,BA/1 (default %(default)s)",
+        help="metrics to show, like BA,MA,norm_ratio,cosine or BA,BA/0,BA/1 (default %(default)s)",
     )
     options = parser.parse_args(arguments)
     try:

@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: one live line on a terminal, a line a round elsewhere."""
+"""The progress of a run: one live line on a terminal, one line per round elsewhere."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rich.live import Live
 from rich.text import Text
 
 BAR_WIDTH = 20
-PRETRAIN_NEWS_EVERY = 10.0  # seconds between plain lines while pretraining
+PRETRAIN_INTERVAL = 10.0  # seconds between lines while pretraining
 
 
-def percent(share: float | None) -> str:
-    """`84.1` for 0.841; a dash where nothing was measured, which is not the same as 0."""
-    return "-" if share is None else f"{100 * share:.1f}"
+def percent(rate: float | None) -> str:
+    """Format 0.841 as `84.1`, and None (not measured) as a dash."""
+    return "-" if rate is None else f"{100 * rate:.1f}"
 
 
 def duration(seconds: float) -> str:
-    """`7.4 s`, `12 min 03 s`, `3 h 05 min`."""
+    """Format as `7.4 s`, `12 min 03 s` or `3 h 05 min`."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -32,22 +32,23 @@ def duration(seconds: float) -> str:
 
 
 def kept(clients: list[Mapping[str, Any]]) -> str:
-    """`24/30` clients accepted; a dash for a rule that judges no client."""
+    """Format the number of accepted clients as `24/30`; a dash if the defense judges none."""
     verdicts = [client["accepted"] for client in clients if client["accepted"] is not None]
     return f"{sum(verdicts)}/{len(clients)}" if verdicts else "-"
 
 
 def clock(seconds: float) -> str:
+    """Format as `1:01` or `1:01:01`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes_left = divmod(minutes, 60)
     return f"{hours}:{minutes_left:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class Display:
-    """Tells one run. Rounds count from 0, as in rounds.jsonl, and are shown from 1.
+    """Prints the progress of one run. Round 0 of rounds.jsonl is shown as round 1.
 
-    Output that can no longer be written (a pipe closed by `head`, a lost terminal) silences the
-    display; the run goes on.
+    If output can no longer be written (`head` closed the pipe, the terminal is gone), the display
+    turns silent and the run goes on.
     """
 
     def __init__(
@@ -61,8 +62,8 @@ class Display:
         self.title = title
         self.total_rounds = total_rounds
         self.first_round = first_round
-        # FORCE_COLOR alone would make rich draw a live line into a pipe. A process started with
-        # its stdout closed has none.
+        # With FORCE_COLOR, rich would draw a live line even into a pipe. sys.stdout is None if the
+        # process was started with stdout closed.
         tty = bool(sys.stdout) and sys.stdout.isatty()
         self._console = console or Console(force_terminal=None if tty else False)
         self._may_live = live
@@ -71,7 +72,7 @@ class Display:
         self._closed = False
         self._measured = ""
         self._started = time.monotonic()
-        self._last_pretrain_news = float("-inf")
+        self._last_pretrain_line = float("-inf")
         self._begin("round", first_round, total_rounds)
 
     def __enter__(self) -> Display:
@@ -96,24 +97,24 @@ class Display:
         self.close(None)
 
     def say(self, line: str) -> None:
-        """Prints one line, above the live one."""
+        """Print a line, above the live one if there is one."""
         self._print(Text(line))
 
     def pretrain(self, done: int, total: int) -> None:
-        """`done` of `total` benign rounds before the first are trained."""
+        """Show that `done` of `total` benign rounds before round 0 are trained."""
         if self._phase == "pretrain":
             self._step(done)
         else:
             self._begin("pretrain", done, total)
-        due = time.monotonic() - self._last_pretrain_news >= PRETRAIN_NEWS_EVERY
+        due = time.monotonic() - self._last_pretrain_line >= PRETRAIN_INTERVAL
         if self._live is None and (due or done == total):
-            self._last_pretrain_news = time.monotonic()
+            self._last_pretrain_line = time.monotonic()
             self.say(f"{self.title}  {self._where()}")
         if done == total:
             self._begin("round", self.first_round, self.total_rounds)
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """A round is over; `record` is its line of rounds.jsonl."""
+        """Show a completed round; `record` is its line of rounds.jsonl."""
         self._measured = (
             f"  MA {percent(record['MA'])}  BA {percent(record['BA'])}"
             f"  kept {kept(record['clients'])}"
@@ -124,10 +125,10 @@ class Display:
             self.say(f"{self.title}  {self._where()}{self._measured}  {seconds}")
 
     def close(self, summary: Mapping[str, Any] | None, skipped: bool = False) -> None:
-        """Ends the display with a line on how the run ended; only the first call counts.
+        """Print how the run ended and stop the display; later calls do nothing.
 
-        `summary` is summary.json's, or None for a run stopped before its end; `skipped` says that
-        the summary is an earlier run's.
+        `summary` is the content of summary.json, None for an interrupted run. `skipped` means that
+        an earlier command finished the run.
         """
         if self._closed:
             return
@@ -152,7 +153,7 @@ class Display:
 
     def _begin(self, phase: str, done: int, total: int) -> None:
         self._phase, self._done, self._total = phase, done, total
-        # The pace is that of the steps seen from here on, not of those an earlier process did.
+        # Time per round is measured from here: an earlier process may have done the rounds before.
         self._begun_at, self._begun = done, time.monotonic()
         self._last_step = self._begun
 
@@ -164,20 +165,20 @@ class Display:
         return f"{self._phase} {self._done}/{self._total}"
 
     def _line(self) -> Text:
-        """The live line, without what the terminal is too narrow for: bar, title, times."""
+        """Return the live line; on a narrow terminal without bar, title or times."""
         now = time.monotonic()
         status = f"{self._where()}{self._measured}  {clock(now - self._started)}"
         if self._done > self._begun_at:
-            pace = (self._last_step - self._begun) / (self._done - self._begun_at)
-            left = pace * (self._total - self._done) - (now - self._last_step)
+            per_step = (self._last_step - self._begun) / (self._done - self._begun_at)
+            left = per_step * (self._total - self._done) - (now - self._last_step)
             status += f"  left {clock(max(left, 0.0))}"
         line = Text(no_wrap=True, overflow="crop")
-        room = self._console.width - len(status) - 2
-        if room >= 8:
-            short = len(self.title) > room
-            line.append(self.title[: room - 2] + ".." if short else self.title, "bold")
+        width = self._console.width - len(status) - 2
+        if width >= 8:
+            cut = len(self.title) > width
+            line.append(self.title[: width - 2] + ".." if cut else self.title, "bold")
             line.append("  ")
-        if room >= len(self.title) + BAR_WIDTH + 2:
+        if width >= len(self.title) + BAR_WIDTH + 2:
             full, empty = "━─" if self._console.encoding.startswith("utf") else "#-"
             filled = BAR_WIDTH * self._done // max(self._total, 1)
             line.append(full * filled, "green")
@@ -191,7 +192,7 @@ class Display:
             self._guarded(lambda: self._write(text.plain))
 
     def _write(self, line: str) -> None:
-        # Not through rich, which ends the process when a pipe is closed.
+        # Not through rich, which exits the process when the pipe is closed.
         encoding = self._console.encoding
         printable = "".join(char if char.isprintable() else " " for char in line)
         file = self._console.file
@@ -210,7 +211,7 @@ class Display:
 
 
 def _discard_stdout() -> None:
-    """Lets whatever else prints to the closed stdout, Python's own flush at exit too, succeed."""
+    """Redirect the closed stdout to /dev/null, so that other prints and Python's exit succeed."""
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):

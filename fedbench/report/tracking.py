@@ -1,7 +1,7 @@
-"""Where a run is watched while it goes: Weights & Biases, or nowhere.
+"""Trackers: send the rounds of a run to Weights & Biases, or nowhere.
 
-A tracker only watches. It works on a thread of its own, so no round waits for it, and whatever
-breaks in it costs one line on the console, never the run.
+A tracker never affects the run. It works on its own thread, so no round waits for it, and a failure
+prints one line on the console.
 """
 
 from __future__ import annotations
@@ -29,44 +29,47 @@ from fedbench.results.reader import STEALTH
 if TYPE_CHECKING:
     import wandb
 
+# Columns of the table of clients that a session logs at its end.
 CLIENT_COLUMNS = (
     *("round", "client", "malicious", "accepted", "score", "weight"),
     *("norm", "cosine"),
 )
-SHOWN = ("MA", "BA", "TPR", "TNR", "AUC", "pdr", *STEALTH)
-GRACE = 30.0  # seconds above its own time limits that W&B gets to come back
+# Keys of a round that are logged under their own names.
+LOGGED = ("MA", "BA", "TPR", "TNR", "AUC", "pdr", *STEALTH)
+GRACE = 30.0  # seconds to wait for W&B beyond its own timeouts
 MODES = ("auto", "online", "offline")
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker is told about a run before its first record."""
+    """What a tracker knows about a run before its first round."""
 
     id: str
     name: str
-    group: str  # the sweep
+    group: str  # `name` of the configuration, shared by the runs of a sweep
     tags: tuple[str, ...]
     config: Mapping[str, Any]  # resolved
     directory: Path
-    first_round: int = 0  # above 0: an interrupted run goes on from here
-    earlier: tuple[Mapping[str, Any], ...] = ()  # the records of the rounds before that
+    first_round: int = 0  # above 0 for a resumed run
+    earlier: tuple[Mapping[str, Any], ...] = ()  # records of the rounds before `first_round`
 
 
 class Session:
-    """One run being watched. Neither method raises; this one watches nothing."""
+    """One tracked run. No method raises. This base class discards everything."""
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """Take a line of rounds.jsonl; the record must not change afterwards."""
+        """Log a line of rounds.jsonl; the caller must not change it afterwards."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Take summary.json and end the session; returns within a bounded time."""
+        """Log summary.json and end the session, in bounded time."""
 
 
 class Tracker(ABC):
-    """Fields are settings; `say` prints one line and is called from the tracker's thread."""
+    """A tracking service; its fields are its settings."""
 
     @abstractmethod
-    def open(self, run: RunInfo, say: Callable[[str], None]) -> Session: ...
+    def open(self, run: RunInfo, say: Callable[[str], None]) -> Session:
+        """Start a session; `say` prints a line and may be called from another thread."""
 
 
 TRACKERS: Registry[Tracker] = Registry("tracker", "fedbench.report.tracking")
@@ -84,13 +87,13 @@ class NoTracker(Tracker):
 class Wandb(Tracker):
     project: str = "fedbench"
     entity: str | None = None  # None: the account's default
-    mode: str = "auto"  # auto: WANDB_MODE or `wandb offline`; else online if logged in
+    mode: str = "auto"  # auto: as WANDB_MODE or `wandb offline` say, otherwise online if logged in
     init_timeout: float = 20.0  # seconds to reach the server
-    finish_timeout: float = 60.0  # seconds to upload what is left when a run ends
+    finish_timeout: float = 60.0  # seconds to upload the rest when a run ends
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise ValueError(f"mode={self.mode}{nearest(self.mode, MODES)}")
+            raise ValueError(f"mode={self.mode}: no such mode{nearest(self.mode, MODES)}")
         for name in ("init_timeout", "finish_timeout"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
@@ -100,61 +103,62 @@ class Wandb(Tracker):
 
 
 class WandbSession(Session):
-    """A W&B run with a service process of its own, both driven by one daemon thread.
+    """A W&B run and its service process, driven by one daemon thread.
 
-    The thread is what bounds every call: W&B waits without limit for its service process in many
-    places, and `finish` waits only so long for the thread. Ending the service with the session
-    keeps sessions of a sweep apart, also after a failure, and leaves W&B no atexit hook to hang in.
+    The thread bounds every call: in many places W&B waits for its service process without a
+    timeout, while `finish` waits for the thread with one. The service ends with the session. This
+    keeps the runs of a sweep apart, even after a failure, and leaves no atexit hook of W&B that
+    could hang.
     """
 
     def __init__(self, settings: Wandb, run: RunInfo, say: Callable[[str], None]) -> None:
         self.settings = settings
         self.run = run
         self.say = say
-        self.over = False  # nothing more is taken in
-        self.abandoned = False  # the thread hangs and was left behind
-        self.inbox: SimpleQueue[Callable[[wandb.Run], object] | None] = SimpleQueue()
+        self.over = False  # ignore further records
+        self.abandoned = False  # the thread hangs; `finish` no longer waits for it
+        self.jobs: SimpleQueue[Callable[[wandb.Run], object] | None] = SimpleQueue()
         self.clients = [row for record in run.earlier for row in client_rows(record)]
         self.thread = Thread(target=self._work, name="wandb", daemon=True)
         self.thread.start()
 
     def round(self, record: Mapping[str, Any]) -> None:
         if not self.over:
-            self.inbox.put(partial(self._log, record))
+            self.jobs.put(partial(self._log, record))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         if not self.over:
-            self.inbox.put(partial(self._end, summary))
+            self.jobs.put(partial(self._end, summary))
         self._close()
         atexit.unregister(self._close)
         if self.thread.is_alive():
             self.abandoned = True
             self._give_up("its service process does not answer")
-            # The first thing this does is to take away W&B's atexit hook, which has no time limit.
+            # This first removes W&B's atexit hook, which has no timeout.
             helper = Thread(target=_teardown, name="wandb-teardown", daemon=True)
             helper.start()
             helper.join(1)
 
     def _close(self) -> None:
-        self.inbox.put(None)
+        self.jobs.put(None)
         self.thread.join(self.settings.init_timeout + self.settings.finish_timeout + GRACE)
 
     def _work(self) -> None:
         try:
             run = self._start()
-            while run is not None and (job := self.inbox.get()) is not None:
+            while run is not None and (job := self.jobs.get()) is not None:
                 job(run)
-        except BaseException as error:  # SystemExit too, which W&B raises in places
+        except BaseException as error:  # W&B also raises SystemExit
             self._give_up(str(error) or type(error).__name__)
         finally:
             self.over = True
-            if not self.abandoned:  # by now the service could be that of the next session
+            if not self.abandoned:  # otherwise the next session may own the service by now
                 _teardown()
 
     def _start(self) -> wandb.Run | None:
         folder = self.run.directory / "wandb"
         folder.mkdir(parents=True, exist_ok=True)
-        # W&B itself would move to the system's temporary folder, where nobody looks.
+        # Fail here: W&B itself would fall back to the system's temporary folder.
         tempfile.TemporaryFile(dir=folder).close()
         wanted = self._setup()
         if wanted == "disabled":
@@ -167,12 +171,12 @@ class WandbSession(Session):
         why = ", not logged in" if wanted == "online" else ""
         offline = f"wandb: offline{why}; {folder} (wandb sync uploads it)"
         self.say(f"wandb: online, {run.url}" if online else offline)
-        self._show_holdings(run)
+        self._log_partition(run)
         return run
 
     def _setup(self) -> str:
-        """Start the service; the mode that settings, environment and W&B's own files ask for."""
-        # Reports of W&B's own errors are sent at exit, and waited for.
+        """Start the service; return the mode set by settings, environment or W&B's own files."""
+        # W&B reports its own errors at exit, and the exit waits for that.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -181,9 +185,9 @@ class WandbSession(Session):
             quiet.mode = "online" if self.settings.mode == "online" else "offline"
         hooks = sys.exit, sys.excepthook
         mode = wandb.setup(quiet).settings.mode
-        # W&B wraps both to learn the exit code, once more with every service it starts.
+        # W&B wraps both to learn the exit code, once more for every service it starts.
         sys.exit, sys.excepthook = hooks
-        atexit.register(self._close)  # for a run that ends without `finish`; before W&B's own hook
+        atexit.register(self._close)  # if `finish` is never called; runs before W&B's hook
         return {"dryrun": "offline", "run": "online", "shared": "online"}.get(mode, mode)
 
     def _init(self, online: bool) -> wandb.Run:
@@ -200,7 +204,7 @@ class WandbSession(Session):
             dir=str(self.run.directory),
             mode="online" if online else "offline",
             reinit="create_new",
-            # A run from round 0 replaces what an earlier attempt may have left under its id.
+            # A run that starts at round 0 replaces an earlier attempt with the same id.
             resume="allow" if self.run.first_round else None,
             settings=wandb.Settings(
                 console="off",
@@ -213,18 +217,18 @@ class WandbSession(Session):
             ),
         )
 
-    def _show_holdings(self, run: wandb.Run) -> None:
+    def _log_partition(self, run: wandb.Run) -> None:
         import wandb
 
         path = self.run.directory / PARTITION_FILE
         if path.exists():
-            # Not committed: it goes with the first round, which has the same step.
+            # Not committed: the first round has the same step and commits both.
             image = wandb.Image(str(path))
             run.log({"partition": image}, step=self.run.first_round, commit=False)
 
     def _log(self, record: Mapping[str, Any], run: wandb.Run) -> None:
         self.clients += client_rows(record)
-        # Committed at once: W&B would otherwise hold a step back until the next one begins.
+        # Commit now, or W&B holds the step back until the next one begins.
         run.log(history(record), step=record["round"], commit=True)
 
     def _end(self, summary: Mapping[str, Any], run: wandb.Run) -> None:
@@ -234,7 +238,7 @@ class WandbSession(Session):
         try:
             run.summary["clients"] = wandb.Table(columns=[*CLIENT_COLUMNS], data=self.clients)
         finally:
-            # Online, W&B asks the server about a table; a refusal must not leave the run open.
+            # Online, W&B asks the server about a table; an error there must not leave the run open.
             run.finish(exit_code=0 if summary["status"] == "finished" else 1)
 
     def _give_up(self, reason: str) -> None:
@@ -244,24 +248,24 @@ class WandbSession(Session):
 
 
 def _teardown() -> None:
-    """End the service process; one that was killed has no more to say than the warning did."""
+    """End the service process. If that fails, a warning has already been printed."""
     wandb = sys.modules.get("wandb")
     if wandb is not None:
         try:
             wandb.teardown()
         except BaseException:
-            # It ends with sys.exit when the service did not end well.
+            # wandb raises SystemExit if the service ended with an error.
             return
 
 
 def wandb_id(run: RunInfo) -> str:
-    """The same for every attempt at a run, and another for the same run in another sweep."""
+    """Return an id that is equal for all attempts at a run and differs between sweeps."""
     return re.sub(r"[^\w.-]", "-", f"{run.group}-{run.id}")[-128:].strip("-")
 
 
 def history(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a round by their W&B names; what a round does not have is left out."""
-    values = {name: record.get(name) for name in SHOWN}
+    """Return the numbers of a round by their W&B names, without those that are None."""
+    values = {name: record.get(name) for name in LOGGED}
     values |= {f"BA/{name}": value for name, value in record.get("BA_by_backdoor", {}).items()}
     values |= {f"seconds/{step}": value for step, value in record["seconds"].items()}
     values |= {f"score/{client['id']}": client["score"] for client in record["clients"]}
@@ -271,7 +275,7 @@ def history(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def client_rows(record: Mapping[str, Any]) -> list[list[Any]]:
-    """A round's rows of the table of all clients, in the order of CLIENT_COLUMNS."""
+    """Return the rows of a round for the table of clients, in the order of CLIENT_COLUMNS."""
     return [
         [record["round"], c["id"], *(c[column] for column in CLIENT_COLUMNS[2:])]
         for c in record["clients"]

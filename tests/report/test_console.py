@@ -1,4 +1,4 @@
-"""The display of a run: on a terminal, in a pipe, and when nobody listens any more."""
+"""The progress display: on a terminal, in a pipe, and after its reader is gone."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def without_codes(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 
 
-def test_percent_is_a_dash_where_nothing_was_measured() -> None:
-    assert [percent(share) for share in (0.8412, 0.0, 1.0, None)] == ["84.1", "0.0", "100.0", "-"]
+def test_percent_is_a_dash_for_none() -> None:
+    assert [percent(rate) for rate in (0.8412, 0.0, 1.0, None)] == ["84.1", "0.0", "100.0", "-"]
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_clock() -> None:
     assert [clock(seconds) for seconds in (0.9, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
 
 
-def test_kept_counts_the_accepted_and_is_a_dash_for_a_rule_that_judges_no_client() -> None:
+def test_kept_counts_accepted_clients_and_is_a_dash_if_none_are_judged() -> None:
     assert kept(record(0)["clients"]) == "24/30"
     assert kept([{"accepted": False}, {"accepted": False}]) == "0/2"
     assert kept([{"accepted": None}, {"accepted": None}]) == "-"
 
 
-def test_a_pipe_gets_one_plain_line_a_round() -> None:
+def test_a_pipe_gets_one_plain_line_per_round() -> None:
     console = pipe()
     unjudged = [{"id": 0, "malicious": False, "accepted": None, "score": None, "weight": 1.0}]
     with Display(TITLE, 10, console=console) as display:
@@ -102,7 +102,7 @@ def test_a_pipe_gets_one_plain_line_a_round() -> None:
     ]
 
 
-def test_pretraining_in_a_pipe_says_that_it_began_and_that_it_ended() -> None:
+def test_in_a_pipe_pretraining_prints_its_first_and_last_round() -> None:
     console = pipe()
     with Display("krum", 10, console=console) as display:
         for done in range(1, 21):
@@ -126,27 +126,27 @@ def test_the_other_endings() -> None:
     ]
 
 
-def test_an_interrupt_passes_through() -> None:
+def test_an_interrupt_propagates() -> None:
     before = sys.stdout
     with pytest.raises(KeyboardInterrupt), Display("krum", 10, console=terminal()):
         raise KeyboardInterrupt
-    assert sys.stdout is before  # and not rich's stand-in of the live line
+    assert sys.stdout is before  # not rich's proxy for the live line
 
 
-def test_a_terminal_keeps_one_live_line_and_leaves_only_the_last() -> None:
+def test_a_terminal_shows_one_live_line_and_keeps_only_the_ending() -> None:
     console = terminal()
     for name in ("krum", "flame"):
         with Display(name, 10, console=console) as display:
             display.round(record(2))
-            display.say("a word in between [bold]")
+            display.say("a line in between [bold]")
             display.close(summary())
     text = without_codes(written(console))
     assert (
         "krum  ━━━━━━──────────────  round 3/10  MA 84.1  BA 99.8  kept 24/30  0:00  left" in text
     )
-    assert "a word in between [bold]" in text
+    assert "a line in between [bold]" in text
     assert text.count("flame  finished in 7.4 s: BA 12.3") == 1
-    # The live line is erased, not scrolled: `erase line` comes before the ending.
+    # The live line is erased before the ending is printed.
     assert written(console).rindex("\x1b[2K") < written(console).rindex("finished in")
 
 
@@ -163,7 +163,7 @@ def test_the_live_line_fits_the_terminal(width: int) -> None:
     assert ("krum cons" in line) == (width >= 80)
 
 
-def test_time_left_is_the_pace_since_the_resumed_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_uses_the_pace_since_the_resumed_round(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("fedbench.report.console.time.monotonic", lambda: now)
     display = Display("krum", 10, first_round=4, console=terminal())
@@ -177,7 +177,7 @@ def test_time_left_is_the_pace_since_the_resumed_round(monkeypatch: pytest.Monke
     assert display._line().plain.endswith("left 0:00")
 
 
-def test_no_color_means_no_color() -> None:
+def test_no_color_is_respected() -> None:
     console = terminal(NO_COLOR="1")
     with Display("krum", 10, console=console) as display:
         display.round(record(2))
@@ -185,7 +185,7 @@ def test_no_color_means_no_color() -> None:
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", written(console))
 
 
-def test_an_ascii_pipe_is_no_reason_to_stop() -> None:
+def test_an_ascii_pipe_gets_question_marks() -> None:
     raw = io.BytesIO()
     console = Console(file=io.TextIOWrapper(raw, encoding="ascii"), force_terminal=False)
     Display("krum", 10, console=console).close(summary(status="failed", error="± 3"))
@@ -208,13 +208,13 @@ for name in ("krum", "flame"):
     with Display(name, 5000) as display:
         for i in range(5000):
             display.round({**record, "round": i})
-        print("printed by something else")
+        print("printed by other code")
 print("survived", "torch" in sys.modules, file=sys.stderr)
 """
 
 
 @pytest.mark.parametrize("tail", ["| head -1", ">&-", "| cat > /dev/null"])
-def test_a_reader_that_leaves_does_not_end_the_run(tail: str, tmp_path: Path) -> None:
+def test_a_closed_pipe_does_not_end_the_run(tail: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = f'set -o pipefail; FORCE_COLOR=1 "{sys.executable}" "{tmp_path}/script.py" {tail}'
     done = subprocess.run(

@@ -1,7 +1,6 @@
-"""Trackers: what reaches W&B, and that nothing W&B does can stop a run.
+"""Trackers: what reaches W&B, and that no failure of W&B stops a run.
 
-W&B runs for real, offline or against a closed port of this machine, in a home folder without
-anybody's login.
+W&B really runs, offline or against a closed port of this machine, with an empty home folder.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ SUMMARY = {"status": "finished", "MA": 0.7, "BA": 0.1, "TPR": None, "rounds": 2,
 
 
 @pytest.fixture(autouse=True)
-def nobody_logged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def logged_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
@@ -89,12 +88,12 @@ def track(
     summary: Mapping[str, Any] = SUMMARY,
     settings: Mapping[str, Any] | None = None,
     judged: bool = True,
-    **of_the_run: Any,
+    **run: Any,
 ) -> list[str]:
-    """A whole session; what it said."""
+    """Run a whole session; return the lines that it said."""
     said: list[str] = []
     tracker = TRACKERS.build({"name": "wandb", **(settings or {})})
-    session = tracker.open(info(directory, **of_the_run), said.append)
+    session = tracker.open(info(directory, **run), said.append)
     for index in indices:
         session.round(record(index, judged))
     session.finish(summary)
@@ -103,7 +102,7 @@ def track(
 
 @dataclass
 class Stored:
-    """A .wandb file read back."""
+    """The contents of a .wandb file."""
 
     run: Any
     config: dict[str, Any]
@@ -137,7 +136,7 @@ def read_back(path: Path) -> Stored:
 
 
 def entries(log: bytes) -> Iterator[bytes]:
-    """A .wandb file is a LevelDB log: blocks of 32 KiB that hold records whole or in parts."""
+    """Yield the records of a .wandb file: a LevelDB log whose 32 KiB blocks may split records."""
     block, header, start, parts = 1 << 15, struct.Struct("<IHB"), 7, b""
     while start + header.size <= len(log):
         if block - start % block < header.size:
@@ -147,7 +146,7 @@ def entries(log: bytes) -> Iterator[bytes]:
         start += header.size
         parts += log[start : start + size]
         start += size
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record, or the last part of one
             yield parts
             parts = b""
 
@@ -156,7 +155,9 @@ def as_dict(items: Any) -> dict[str, Any]:
     return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
-def test_a_run_reaches_wandb_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_everything_about_a_run_reaches_wandb(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     said = track(tmp_path / "run")
     assert said == [
         f"wandb: offline, not logged in; {tmp_path / 'run' / 'wandb'} (wandb sync uploads it)"
@@ -211,8 +212,8 @@ def test_a_run_reaches_wandb_whole(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("first", [0, 2])
-def test_the_picture_of_the_clients_goes_with_the_first_round(tmp_path: Path, first: int) -> None:
-    """Of a session: a run that goes on shows it again, at a step that W&B does not know yet."""
+def test_the_partition_figure_is_logged_with_the_first_round(tmp_path: Path, first: int) -> None:
+    """A resumed run logs it again, at its own first round, a step new to W&B."""
     Image.new("RGB", (7, 5), "red").save(tmp_path / "partition.png")
     assert len(track(tmp_path, range(first, first + 2), first_round=first)) == 1
     (run,) = stored(tmp_path)
@@ -225,7 +226,7 @@ def test_the_picture_of_the_clients_goes_with_the_first_round(tmp_path: Path, fi
     assert not [name for name in later if name.startswith("partition")]
 
 
-def test_a_run_that_fails_before_round_0_has_its_picture(tmp_path: Path) -> None:
+def test_a_run_that_fails_before_round_0_has_its_partition_figure(tmp_path: Path) -> None:
     Image.new("RGB", (7, 5), "red").save(tmp_path / "partition.png")
     track(tmp_path, range(0), {"status": "failed", "error": "no luck"})
     (run,) = stored(tmp_path)
@@ -234,15 +235,15 @@ def test_a_run_that_fails_before_round_0_has_its_picture(tmp_path: Path) -> None
     assert run.exit_code == 1
 
 
-def test_a_broken_picture_costs_one_line(tmp_path: Path) -> None:
-    (tmp_path / "partition.png").write_text("no picture")
+def test_a_broken_partition_figure_prints_one_line(tmp_path: Path) -> None:
+    (tmp_path / "partition.png").write_text("not a picture")
     said = track(tmp_path)
     assert len(said) == 2
     assert "cannot identify image file" in said[1]
     assert said[1].endswith(GOES_ON)
 
 
-def test_what_a_round_does_not_have_is_left_out(tmp_path: Path) -> None:
+def test_values_that_a_round_lacks_are_not_logged(tmp_path: Path) -> None:
     track(tmp_path, judged=False)
     (run,) = stored(tmp_path)
     names = {name for name in run.history[0] if not name.startswith("_")}
@@ -250,13 +251,13 @@ def test_what_a_round_does_not_have_is_left_out(tmp_path: Path) -> None:
     assert "TPR" not in run.summary
 
 
-def test_each_backdoor_has_its_own_accuracy() -> None:
+def test_the_accuracy_of_each_backdoor_is_logged() -> None:
     values = history({**record(0), "BA_by_backdoor": {"cross": 0.2, "none_hit": None}})
     assert values["BA/cross"] == 0.2
     assert "BA/none_hit" not in values
 
 
-def test_runs_of_a_sweep_stay_apart(tmp_path: Path) -> None:
+def test_runs_of_a_sweep_are_separate_wandb_runs(tmp_path: Path) -> None:
     hooks = sys.exit, sys.excepthook
     track(tmp_path / "a", run_id="a")
     track(tmp_path / "b", range(3), {**SUMMARY, "status": "failed"}, run_id="b")
@@ -268,9 +269,7 @@ def test_runs_of_a_sweep_stay_apart(tmp_path: Path) -> None:
     assert (sys.exit, sys.excepthook) == hooks
 
 
-def test_a_resumed_run_goes_on_under_its_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_keeps_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resume: list[str | None] = []
     init = wandb.init
 
@@ -287,7 +286,7 @@ def test_a_resumed_run_goes_on_under_its_id(
     assert [row["_step"] for row in first.history + second.history] == [0, 1, 2, 3]
 
 
-def test_a_failing_init_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_init_prints_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(**_: Any) -> None:
         raise RuntimeError("no\n  luck.")
 
@@ -310,7 +309,7 @@ def test_a_failing_table_still_ends_the_run(
     assert (run.exit_code, run.summary["MA"]) == (0, 0.7)
 
 
-def test_a_broken_record_costs_one_line(tmp_path: Path) -> None:
+def test_a_broken_record_prints_one_line(tmp_path: Path) -> None:
     said: list[str] = []
     session = Wandb().open(info(tmp_path), said.append)
     session.round({"round": 0})
@@ -319,7 +318,7 @@ def test_a_broken_record_costs_one_line(tmp_path: Path) -> None:
     assert said[1:] == [f"wandb: 'clients'{GOES_ON}"]
 
 
-def test_an_unwritable_folder_costs_one_line(tmp_path: Path) -> None:
+def test_an_unwritable_folder_prints_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (line,) = track(tmp_path / "file" / "run")
     assert line.startswith("wandb: ")
@@ -330,7 +329,7 @@ def test_an_unwritable_folder_costs_one_line(tmp_path: Path) -> None:
 def mode_of_init(
     directory: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "auto"
 ) -> str | None:
-    """The mode W&B would be started in; it is not."""
+    """Return the mode in which W&B would start, without starting it."""
     modes: list[str] = []
 
     def caught(**arguments: Any) -> None:
@@ -370,7 +369,7 @@ def test_wandb_mode_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def run_script(body: str, directory: Path, seconds: float) -> tuple[int, list[str], str]:
-    """Exit code, lines said and stderr of a process of its own, so that its exit is tested too.
+    """Run `body` in a new process; return its exit code, the lines it said and its stderr.
 
     Output goes to files: a service that hangs would keep a pipe open after the process has ended.
     """
@@ -412,7 +411,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
-def test_a_killed_service_costs_one_line(tmp_path: Path) -> None:
+def test_a_killed_service_prints_one_line(tmp_path: Path) -> None:
     code, lines, errors = run_script(
         """
         session = tracking.Wandb().open(info(directory / "a"), say)
@@ -441,7 +440,7 @@ def test_a_killed_service_costs_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
-def test_a_hanging_service_cannot_hold_the_run(tmp_path: Path) -> None:
+def test_a_hanging_service_cannot_block_the_run(tmp_path: Path) -> None:
     code, lines, errors = run_script(
         """
         tracking.GRACE = 1
@@ -490,7 +489,7 @@ def test_a_run_that_ends_without_finish_keeps_its_rounds_and_exit_code(tmp_path:
     assert [row["MA"] for row in run.history] == [0.5]
 
 
-def test_an_unreachable_server_costs_one_line(
+def test_an_unreachable_server_prints_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEY)
@@ -539,12 +538,12 @@ def test_none_does_nothing_and_needs_no_wandb(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mode": "onlin"}, "tracker wandb: mode=onlin; did you mean online?"),
+        ({"mode": "onlin"}, "tracker wandb: mode=onlin: no such mode; did you mean online?"),
         ({"init_timeout": 0}, "init_timeout must be above 0 seconds, got 0"),
         ({"projet": "x"}, "did you mean project?"),
     ],
 )
-def test_a_mistake_in_the_settings_is_named(settings: dict[str, Any], message: str) -> None:
+def test_a_wrong_setting_is_a_user_error(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         TRACKERS.build({"name": "wandb", **settings})
     assert message in str(caught.value)
