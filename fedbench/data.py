@@ -110,8 +110,7 @@ def cut_windows(stream: NDArray[np.int32], length: int) -> NDArray[np.int32]:
     Every symbol except the first is a label exactly once. An incomplete last window is dropped.
     """
     starts = np.arange(0, len(stream) - length, length)
-    windows: NDArray[np.int32] = stream[starts[:, None] + np.arange(length + 1)]
-    return windows
+    return np.asarray(stream[starts[:, None] + np.arange(length + 1)])
 
 
 @dataclass(frozen=True)

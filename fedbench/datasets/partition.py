@@ -54,11 +54,9 @@ def by_main_class(
     size = _client_size(class_sizes, n_sharing, non_iid)
     n_main = _n_main(size, non_iid)
     n_rest = _apportion(n_clients * (size - n_main), class_sizes)  # [C]
-    mains, rest = [], []
-    for pool, n_clients_of_class, n in zip(pools, n_sharing, n_rest, strict=True):
-        end = n_clients_of_class * n_main
-        mains.append(pool[:end].reshape(n_clients_of_class, n_main))
-        rest.append(pool[end : end + n])
+    ends = n_sharing * n_main  # [C]
+    mains = [p[: k * n_main].reshape(k, n_main) for p, k in zip(pools, n_sharing, strict=True)]
+    rest = [p[end : end + n] for p, end, n in zip(pools, ends, n_rest, strict=True)]
     rests = rng.permutation(np.concatenate(rest)).reshape(n_clients, size - n_main)
     return [
         rng.permutation(np.concatenate([mains[i % len(pools)][i // len(pools)], rests[i]]))

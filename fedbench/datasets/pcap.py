@@ -12,7 +12,7 @@ import gzip
 import mmap
 import struct
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,9 @@ from fedbench.datasets.packet_symbols import NO_PORT, TCP, UDP, Floats, Ints, Pa
 from fedbench.errors import UserError
 
 EXPECTED = "a pcap or pcapng capture, plain or gzipped"
-# Home networks: private (RFC 1918, RFC 4193) and link-local addresses
-PRIVATE = [
-    ip_network(network)
-    for network in (
-        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
-        *("fc00::/7", "fe80::/10"),
-    )
-]
+# Private (RFC 1918, RFC 4193) and link-local addresses
+HOME = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 169.254.0.0/16 fc00::/7 fe80::/10"
+HOME_NETWORKS = [ip_network(network) for network in HOME.split()]
 MAPPED = b"\0" * 10 + b"\xff" * 2  # prefix of an IPv4-mapped IPv6 address
 Buffer = bytes | mmap.mmap
 
@@ -69,6 +64,7 @@ class Capture:
     target_port: Ints  # [n]
     flags: Ints  # [n] of TCP
     length: Ints  # [n] bytes, including the IP header
+    _: KW_ONLY
     n_skipped: int  # frames that are not IP, or damaged
     truncated: bool  # the last record is incomplete or invalid
 
@@ -104,16 +100,11 @@ def read_capture(path: Path) -> Capture:
     if not rows:
         raise UserError(f"{path}: none of {n_all} packets is IP, expected some")
     time, source, target, *numbers = zip(*rows, strict=True)
-    protocol, source_port, target_port, flags, length = (np.array(n, np.int32) for n in numbers)
     return Capture(
-        time=np.array(time),
-        source=np.array(source, "S16"),
-        target=np.array(target, "S16"),
-        protocol=protocol,
-        source_port=source_port,
-        target_port=target_port,
-        flags=flags,
-        length=length,
+        np.array(time),
+        np.array(source, "S16"),
+        np.array(target, "S16"),
+        *(np.array(column, np.int32) for column in numbers),
         n_skipped=n_all - len(rows),
         truncated=frames.truncated,
     )
@@ -181,7 +172,7 @@ def _is_device(raw: bytes, wanted: Collection[object] | None) -> bool:
     address = _address(raw)
     if wanted is not None:
         return address in wanted
-    return any(address in network for network in PRIVATE)
+    return any(address in network for network in HOME_NETWORKS)
 
 
 def _read(path: Path) -> Buffer:

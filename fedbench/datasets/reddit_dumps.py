@@ -47,11 +47,10 @@ WORD = re.compile(
     r"|&(?:amp;)?(?:#x?[0-9a-f]{1,6}|[a-z]{2,8});"
     r"|([^\W_]+(?:'[^\W_]+)*)"
 )
-# ASCII text without these needs no regex: every byte outside TO_SPACES's alphabet separates words.
+# ASCII text without these needs no regex: every byte outside WORD_BYTES separates words.
 NEEDS_REGEX = (b"&", b"://", b"www.", b"''")
-TO_SPACES = bytes(
-    c if chr(c) in "'0123456789abcdefghijklmnopqrstuvwxyz" else 0x20 for c in range(256)
-)
+WORD_BYTES = b"'0123456789abcdefghijklmnopqrstuvwxyz"
+TO_SPACES = bytes(c if c in WORD_BYTES else 0x20 for c in range(256))
 AUTHOR = re.compile(rb'"author"\s*:\s*"([^"\\]*)"')
 
 

@@ -55,10 +55,10 @@ def normal_traffic(n_devices: int, n_packets: int) -> dict[str, Packets]:
         kind = list(DEVICE_TYPES)[i % len(DEVICE_TYPES)]
         rng = np.random.default_rng([SEED, 0, i])
         device = DeviceProfile.draw(rng)
-        dialogues = DEVICE_TYPES[kind].items()
-        schedule = [(DIALOGUES[name], every / device.pace) for name, every in dialogues]
-        name = f"{kind} {i // len(DEVICE_TYPES)}"
-        traffic[name] = generate_packets(schedule, device, n_packets, rng)
+        pauses = DEVICE_TYPES[kind].items()
+        schedule = [(DIALOGUES[name], every / device.pace) for name, every in pauses]
+        packets = generate_packets(schedule, device, n_packets, rng)
+        traffic[f"{kind} {i // len(DEVICE_TYPES)}"] = packets
     return traffic
 
 
@@ -128,10 +128,6 @@ def _draw_steps(dialogue: Dialogue, k: int, rng: np.random.Generator) -> tuple[l
 
 def _draw_ports(port: int, k: int, device: DeviceProfile, rng: np.random.Generator) -> Ints:
     """Draw a port for each of k runs [k, 1]."""
-    persistent = device.persistent_port
-    ranges = {
-        EPHEMERAL: device.ports,
-        RANDOM: (1, 65536),
-        PERSISTENT: (persistent, persistent + 1),
-    }
+    port = device.persistent_port if port == PERSISTENT else port
+    ranges = {EPHEMERAL: device.ports, RANDOM: (1, 65536)}
     return rng.integers(*ranges.get(port, (port, port + 1)), (k, 1)).astype(np.int32)
