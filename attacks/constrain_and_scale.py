@@ -3,7 +3,7 @@
 https://arxiv.org/abs/1807.00459
 
 A malicious client poisons a share pdr of its samples with the backdoor (trigger and target label)
-and trains from the global model G to a model w:
+and trains from the global model G to a model w. With several backdoors, clients take turns.
 
     loss   = alpha * L_class + (1 - alpha) * L_ano
     update = gamma * (w - G)
@@ -20,13 +20,13 @@ gamma makes the backdoor survive averaging. With M malicious among N clients it 
     bounded:  min(auto, |u| / |w - G|_2)
 
 With `auto`, if the honest updates cancel out, averaging replaces G with the mean of the malicious
-models. With `bounded`, the client never sends a longer update than u, the one it would have sent
-honestly: u is its best estimate of how long honest updates are.
+models. With `bounded`, the client first trains honestly and never sends a longer update than u, the
+result: u is its best estimate of how long honest updates are.
 
 Differs from the paper: epochs and learning rate default to those of honest clients. On CIFAR-10 the
 authors train 15 epochs at 0.05 and divide the rate by 10 after 20 % and 80 % of the epochs:
 epochs=15 lr=0.05 lr_decay=0.1 lr_decay_at=[0.2,0.8]. The cosine between neighboring models differs
-little from 1, hence the factor 1000, taken from the authors' code. Their code applies it to the
+little from 1, hence the factor 1000, taken from the authors' code. Their cosine is that of the
 scaled model, which makes the term steeper by gamma^2, too steep for the usual learning rates.
 """
 
