@@ -18,5 +18,5 @@ def accuracy(
     batch_size: int = BATCH,
 ) -> float | None:
     batches = range(0, len(probe.x), batch_size)
-    n_right = metrics.count_right(module, probe, decode, threshold, batches, batch_size)
-    return metrics.accuracy(probe, int(n_right))
+    n_correct = metrics.count_correct(module, probe, decode, threshold, batches, batch_size)
+    return metrics.accuracy(probe, int(n_correct))

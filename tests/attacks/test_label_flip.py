@@ -116,15 +116,15 @@ def test_all_labels_of_a_sequence_are_flipped_together() -> None:
 def test_a_client_trains_on_the_flipped_labels(federation: Make) -> None:
     """Its update has the same bits as honest training on a dataset with flipped labels."""
     attacked = sent_updates(federation, LabelFlip(), pdr=1.0)
-    mislabelled = federation(Spy(), ATTACKS.build({"name": "none"}))
-    simulation = mislabelled.simulation
-    y = simulation.dataset.y_train.clone()
-    for client in simulation.selection.malicious:
-        y[simulation.data.shards[client]] = 9 - y[simulation.data.shards[client]]
-    simulation.dataset = replace(simulation.dataset, y_train=y)
-    end, record = mislabelled.round(replace(mislabelled.initial(), next_round=0))
+    mislabeled = federation(Spy(), ATTACKS.build({"name": "none"}))
+    data = mislabeled.simulation.data
+    y = data.dataset.y_train.clone()
+    for client in data.malicious:
+        y[data.shards[client]] = 9 - y[data.shards[client]]
+    data.dataset = replace(data.dataset, y_train=y)
+    end, record = mislabeled.round(replace(mislabeled.initial(), next_round=0))
     ids = [client["id"] for client in record["clients"]]
-    places = [ids.index(client) for client in sorted(simulation.selection.malicious)]
+    places = [ids.index(client) for client in sorted(data.malicious)]
     assert torch.equal(attacked.sent, end.defense_state[places])
     assert not torch.equal(attacked.sent, attacked.clean)
 

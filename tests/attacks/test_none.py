@@ -48,14 +48,14 @@ def test_by_hand() -> None:
 def test_no_client_is_malicious(dataset: Dataset, pmr: float) -> None:
     benign = simulation(dataset, NoAttack(), pmr)
     for index in range(N_ROUNDS):
-        assert not any(p.malicious for p in benign.select(index))
+        assert not any(p.malicious for p in benign.selection.select(index))
 
 
 def test_the_same_clients_are_selected_as_under_an_attack(dataset: Dataset) -> None:
     benign = simulation(dataset, NoAttack())
     attacked = simulation(dataset, ConstrainAndScale())
     for index in range(N_ROUNDS):
-        honest, poisoned = benign.select(index), attacked.select(index)
+        honest, poisoned = benign.selection.select(index), attacked.selection.select(index)
         assert [p.client for p in honest] == [p.client for p in poisoned]
         assert sum(p.malicious for p in poisoned) == 4  # 0.4 of 10
 

@@ -192,7 +192,7 @@ def test_no_client_holds_reserved_samples(
     chosen: dict[str, float | str], reserved: tuple[int, ...]
 ) -> None:
     clients = simulation(made(200, reserved), n_clients=5, **chosen)
-    held = [sample for shard in clients.shards for sample in shard.tolist()]
+    held = [sample for shard in clients.data.shards for sample in shard.tolist()]
     assert len(held) == len(set(held))
     assert set(held).isdisjoint(reserved)
     if chosen == {"partition": "dirichlet"}:  # it assigns all other samples
@@ -203,7 +203,7 @@ def test_reserved_samples_do_not_shift_the_labels() -> None:
     """With non_iid = 1 a client holds one class; shifted indices would give it several."""
     dataset = made(200, reserved=(0, 1, 2, 50, 77))
     clients = simulation(dataset, n_clients=5, non_iid=1.0)
-    for client, shard in enumerate(clients.shards):
+    for client, shard in enumerate(clients.data.shards):
         assert set(dataset.y_train[shard].tolist()) == {client}
         assert len(shard) > 30
 
@@ -222,17 +222,17 @@ def test_all_twelve_are_automobiles(cifar10: Dataset) -> None:
 @pytest.mark.parametrize("partition", ["main_class", "dirichlet"])
 def test_no_client_holds_any_of_the_twelve(cifar10: Dataset, partition: str) -> None:
     clients = simulation(cifar10, partition=partition, non_iid=0.5)
-    held = torch.cat(clients.shards)
+    held = torch.cat(clients.data.shards)
     assert len(held.unique()) == len(held)
     assert not set(held.tolist()) & {*POISON, *MEASURE}
     if partition == "dirichlet":
         assert len(held) == 50_000 - 12
         return
     # 20 clients with almost 2,500 samples each, at least half of one class.
-    sizes = {len(shard) for shard in clients.shards}
+    sizes = {len(shard) for shard in clients.data.shards}
     assert len(sizes) == 1
     assert 2_400 < sizes.pop() <= 2_500
-    for client, shard in enumerate(clients.shards):
+    for client, shard in enumerate(clients.data.shards):
         counts = cifar10.y_train[shard].bincount(minlength=10)
         assert counts.argmax() == client % 10
         assert counts[client % 10] >= len(shard) // 2

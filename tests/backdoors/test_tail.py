@@ -258,7 +258,7 @@ def images(n: int) -> Dataset:
     return Images("made", x, y, x[:50], y[:50], n_classes=10, mean=0.5, std=0.25)
 
 
-def population(dataset: Dataset, network: nn.Module, pmr: float = 0.4) -> Simulation:
+def simulation(dataset: Dataset, network: nn.Module, pmr: float = 0.4) -> Simulation:
     config = RunConfig(n_clients=10, pmr=pmr)
     fabric = Fabric(accelerator="cpu", devices=1)
     attack = ATTACKS.build({"name": "constrain_and_scale"})
@@ -269,35 +269,41 @@ def test_features_are_the_inputs_of_the_last_linear_layer() -> None:
     """They use the given parameters, not those in the module, and no dropout."""
     torch.manual_seed(0)
     data = images(2300)  # more than one batch
-    clients = population(data, Odd(25))
-    params, buffers = clients.layout.read_params(), clients.layout.read_buffers()
+    clients = simulation(data, Odd(25))
+    params, buffers = clients.replica.layout.read_params(), clients.replica.layout.read_buffers()
     hidden = params[10 * 8 :]  # after weights and biases of the output layer
     weight, bias = hidden[: 7 * 25].view(7, 25), hidden[7 * 25 : 7 * 26]
     ready = clients.backdoor_context(params, buffers)
-    clients.layout.write(torch.randn_like(params), buffers)
+    clients.replica.layout.write(torch.randn_like(params), buffers)
     features = ready.features(data.x_train)
     by_hand = (((data.x_train.flatten(1).float() / 255 - 0.5) / 0.25) @ weight.T + bias).relu()
     torch.testing.assert_close(features, by_hand, rtol=1e-4, atol=1e-4)
     assert not features.requires_grad
     assert torch.equal(ready.features(data.x_train), features)
     torch.testing.assert_close(ready.features(data.x_train[:3]), features[:3])
-    assert not any(layer._forward_pre_hooks for layer in clients.module.modules())
+    assert not any(layer._forward_pre_hooks for layer in clients.replica.module.modules())
 
 
 def test_a_model_without_a_linear_layer_has_no_features() -> None:
     network = nn.Sequential(nn.Conv2d(1, 10, 5), nn.Flatten())
-    clients = population(images(100), network)
-    ready = clients.backdoor_context(clients.layout.read_params(), clients.layout.read_buffers())
-    with pytest.raises(UserError, match="the last linear layer reads of each sample, none found"):
+    clients = simulation(images(100), network)
+    ready = clients.backdoor_context(
+        clients.replica.layout.read_params(), clients.replica.layout.read_buffers()
+    )
+    with pytest.raises(UserError, match="inputs of the last linear layer; found none"):
         tail().prepare(ready)
 
 
 @pytest.mark.parametrize("pmr", [0.0, 0.2, 0.4, 1.0])
 def test_malicious_samples_are_those_of_malicious_clients(pmr: float) -> None:
-    clients = population(images(400), Odd(25), pmr)
-    ready = clients.backdoor_context(clients.layout.read_params(), clients.layout.read_buffers())
-    held = [i for client in clients.malicious for i in clients.shards[client].tolist()]
-    assert len(clients.malicious) == round(10 * pmr)
+    clients = simulation(images(400), Odd(25), pmr)
+    ready = clients.backdoor_context(
+        clients.replica.layout.read_params(), clients.replica.layout.read_buffers()
+    )
+    held = [
+        i for client in clients.selection.malicious for i in clients.data.shards[client].tolist()
+    ]
+    assert len(clients.selection.malicious) == round(10 * pmr)
     assert sorted(ready.malicious_samples.tolist()) == sorted(held)
     assert ready.dataset is clients.dataset
 
@@ -310,9 +316,9 @@ def test_in_a_federation(federation: Callable[..., Federation]) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
     made = federation(attack=attack, network=network)
     clients, data = made.simulation, made.simulation.dataset
-    (backdoor,) = clients.backdoors
+    (backdoor,) = clients.data.backdoors
     assert isinstance(backdoor, BackdoorSamples)
-    own = torch.cat([clients.shards[client] for client in sorted(clients.malicious)])
+    own = torch.cat([clients.data.shards[client] for client in sorted(clients.selection.malicious)])
     mine = data.x_train[own[data.y_train[own] == SOURCE]]
     test = data.x_test[data.y_test == SOURCE]
     with torch.no_grad():
