@@ -192,16 +192,19 @@ def _write_numbers(
     width = 72 * _column_width(int(axes.get_xlim()[1])) - 1  # points
     longest = "8" * max((len(str(number)) for number in numbers), default=0)
     size = next((size for size in SIZES if text_width(longest) * size <= width), SIZES[-1])
-    texts = [fitting_number(number, width / size) for number in numbers]
+    written = [fitting_number(number, width / size) for number in numbers]
     # Centered on the origin, in em; digits are 0.73 em high.
-    outlines = {text: TextPath((-text_width(text) / 2, -0.365), text, 1) for text in {*texts}}
+    outlines = {t: TextPath((-text_width(t) / 2, -0.365), t, 1) for t in {*written} - {""}}
+    shown = [i for i, text in enumerate(written) if text]
+    if not shown:
+        return
     # One collection of outlines: thousands of text objects would take seconds.
     collection = PathCollection(
-        [outlines[text] for text in texts],
-        offsets=[(column + 0.47, height) for column, height in zip(columns, y, strict=True)],
+        [outlines[written[i]] for i in shown],
+        offsets=[(columns[i] + 0.47, y[i]) for i in shown],
         offset_transform=axes.transData,
         transform=Affine2D().scale(size / 72) + axes.figure.dpi_scale_trans,
-        facecolors=colors,
+        facecolors=[colors[i] for i in shown],
         linewidths=0,
         clip_on=False,  # totals stand above the bars
     )

@@ -1,77 +1,111 @@
-"""Who holds what: the table, its picture, and that every run draws it once."""
+"""The partition figure: counts against slow oracles, what is drawn where, one file per run."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from end_to_end import files
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageColor
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection, QuadMesh
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.textpath import TextPath
+from PIL import Image
 from test_run import config
 from torch import Tensor
 
-from fedbench.attack import ATTACKS
-from fedbench.data import Images, Sequences
-from fedbench.engine.population import Population
+from fedbench.config import RunConfig
+from fedbench.data import Dataset, Images, Sequences
+from fedbench.datasets.partition import client_indices
 from fedbench.federation import Federation
 from fedbench.metrics import IGNORED
 from fedbench.plan import Plan
+from fedbench.report import partition_figure as module
 from fedbench.report.partition_figure import (
+    BAR,
     DARK,
     EMPTY,
+    MALICIOUS_BAR,
     PARTITION_FILE,
-    Holdings,
-    Picture,
-    count,
-    holdings,
-    rounded,
-    shade,
-    write_picture,
+    LabelCounts,
+    color_map,
+    count_labels,
+    fitting_number,
+    label_counts,
+    partition_figure,
+    partition_title,
+    short_number,
+    text_width,
+    write_partition_figure,
 )
-from fedbench.report.picture import BLACK, RED, legible
+from fedbench.report.plotting import BLACK, RED, plot_style, save_png
 from fedbench.run import run
 
 VOCABULARY = {f"word{i}": i for i in range(25)}
+SMALL = RunConfig(n_clients=6, pmr=0.34)
 
 
 def sequences(y: Tensor, n_classes: int = 25) -> Sequences:
     return Sequences("talk", y, y, y, y, n_classes, vocabulary=VOCABULARY)
 
 
-def luminance(colour: tuple[int, ...]) -> float:
-    """As WCAG has it: 0 is black, 1 white."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in scaled(colour)]
+def table(counts: list[list[int]] | Tensor, others: list[int] | None = None) -> LabelCounts:
+    counts = torch.as_tensor(counts)
+    rest = None if others is None else torch.tensor(others)
+    return LabelCounts([f"class {i}" for i in range(len(counts))], counts, rest)
+
+
+def draw(counts: LabelCounts, malicious: Collection[int] = ()) -> Figure:
+    return partition_figure(counts, malicious, "title", "subtitle")
+
+
+def written(axes: Axes, expected: Iterable[int]) -> dict[tuple[int, float], tuple[str, str]]:
+    """Numbers drawn as outlines: (column, y) -> text and color; `expected` are all candidates."""
+    texts = {text for number in expected for text in (str(number), short_number(number))}
+    with plot_style():
+        known = {
+            TextPath((-text_width(text) / 2, -0.365), text, 1).vertices.tobytes(): text
+            for text in texts
+        }
+    found = {}
+    for collection in axes.collections:
+        if isinstance(collection, PathCollection):
+            colors = collection.get_facecolors()
+            places = collection.get_offsets()
+            for path, (x, y), color in zip(collection.get_paths(), places, colors, strict=True):
+                text = known[np.asarray(path.vertices).tobytes()]
+                found[int(x), round(float(y), 2)] = text, to_hex(color)
+    return found
+
+
+def luminance(color: tuple[float, ...]) -> float:
+    """Relative luminance as WCAG defines it: 0 is black, 1 white."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3]]
     return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def scaled(colour: tuple[int, ...]) -> list[float]:
-    return [c / 255 for c in colour]
+def cell_colors(cells: Axes) -> list[str]:
+    """The color of each cell, row by row."""
+    (mesh,) = (c for c in cells.collections if isinstance(c, QuadMesh))
+    mesh.update_scalarmappable()
+    return [to_hex(color) for color in mesh.get_facecolors()]
 
 
-def corner(image: Image.Image, picture: Picture, row: int, column: int) -> tuple[int, ...]:
-    """The colour of a cell, where no number is written over it."""
-    left, top, right, bottom = picture.cell(row, column)
-    pixels = [image.getpixel(place) for place in ((left, top), (right, bottom), (left, bottom))]
-    assert len({*pixels}) == 1
-    assert isinstance(pixels[0], tuple)
-    return pixels[0]
-
-
-@pytest.fixture
-def population(federation: Callable[..., Federation]) -> Population:
-    return federation().population
-
-
-def test_a_table_by_hand() -> None:
+def test_counts_by_hand() -> None:
     """Labels 0 1 1 2 2 2; client 0 holds the samples 0, 1, 3, client 1 the samples 5, 4, 2."""
     shards = [torch.tensor([0, 1, 3]), torch.tensor([5, 4, 2])]
-    assert count(torch.tensor([0, 1, 1, 2, 2, 2]), shards, 4).tolist() == [
+    assert count_labels(torch.tensor([0, 1, 1, 2, 2, 2]), shards, 4).tolist() == [
         [1, 0],
         [1, 1],
         [1, 2],
@@ -83,7 +117,7 @@ def test_ignored_labels_of_sequences_do_not_count() -> None:
     """Client 0 holds (2 0 -), client 1 (2 2 1) and (- - -), where - is IGNORED."""
     y = torch.tensor([[2, 0, IGNORED], [2, 2, 1], [IGNORED] * 3])
     shards = [torch.tensor([0]), torch.tensor([1, 2])]
-    assert count(y, shards, 3).tolist() == [[1, 0], [0, 1], [1, 2]]
+    assert count_labels(y, shards, 3).tolist() == [[1, 0], [0, 1], [1, 2]]
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)
@@ -91,109 +125,102 @@ def test_ignored_labels_of_sequences_do_not_count() -> None:
     st.lists(st.lists(st.sampled_from([IGNORED, 0, 1, 2, 3]), min_size=2, max_size=2), min_size=1),
     st.data(),
 )
-def test_counts_are_those_of_a_loop_over_samples(labels: list[list[int]], data: Any) -> None:
+def test_counts_equal_a_loop_over_samples(labels: list[list[int]], data: Any) -> None:
     places = st.lists(st.sampled_from(range(len(labels))), max_size=8)
     shards: list[list[int]] = data.draw(st.lists(places, min_size=1, max_size=5))
-    counts = count(torch.tensor(labels), [torch.tensor(s, dtype=torch.long) for s in shards], 4)
+    tensors = [torch.tensor(shard, dtype=torch.long) for shard in shards]
+    counts = count_labels(torch.tensor(labels), tensors, 4)
     for client, shard in enumerate(shards):
         seen = Counter(label for place in shard for label in labels[place])
         assert counts[:, client].tolist() == [seen[label] for label in range(4)]
 
 
-def test_every_sample_is_counted_once(population: Population) -> None:
-    table = holdings(population)
-    assert table.names == [str(i) for i in range(10)]
-    assert table.counts.shape == (10, 6)
-    assert table.totals.tolist() == [len(shard) for shard in population.shards]
-    assert [i for i, bad in enumerate(table.malicious) if bad] == sorted(population.malicious)
-    assert len(population.malicious) == 2
-    assert table.others is None
+def test_every_sample_is_counted_once(sample: Dataset) -> None:
+    shards = client_indices(SMALL, sample)
+    counts = label_counts(sample, shards)
+    assert counts.names == [str(i) for i in range(10)]
+    assert counts.counts.shape == (10, 6)
+    assert counts.totals.tolist() == [len(shard) for shard in shards]
+    assert counts.others is None
 
 
-def test_it_is_the_run_s_own_split_whatever_the_benign_rounds_had(
-    federation: Callable[..., Federation],
-) -> None:
-    plain, other = (
-        holdings(federation(non_iid=1.0, pretrain_non_iid=share).population) for share in (None, 0)
-    )
-    assert torch.equal(plain.counts, other.counts)
-
-
-def test_nobody_is_malicious_without_an_attack(federation: Callable[..., Federation]) -> None:
-    benign = federation(attack=ATTACKS.build({"name": "none"})).population
-    assert not any(holdings(benign).malicious)
-
-
-def test_the_most_frequent_words_have_rows_and_all_others_one(population: Population) -> None:
+def test_most_frequent_words_have_rows_and_all_others_share_one() -> None:
     """Word i occurs 25 - i times with client 0, once with client 1: 20 rows, 5 words left over."""
     long = torch.cat([torch.full((25 - i,), i) for i in range(25)])
     y = torch.stack([long, torch.cat([torch.arange(25), torch.full((300,), IGNORED)])])
-    population.dataset = sequences(y)
-    population.shards = [torch.tensor([0]), torch.tensor([1])]
-    table = holdings(population)
-    assert table.names == [f"word{i}" for i in range(20)]
-    assert table.counts.tolist() == [[25 - i, 1] for i in range(20)]
-    assert table.others is not None
-    assert table.others.tolist() == [5 + 4 + 3 + 2 + 1, 5]
-    assert table.totals.tolist() == [325, 25]
+    counts = label_counts(sequences(y), [torch.tensor([0]), torch.tensor([1])])
+    assert counts.names == [f"word{i}" for i in range(20)]
+    assert counts.counts.tolist() == [[25 - i, 1] for i in range(20)]
+    assert counts.others is not None
+    assert counts.others.tolist() == [5 + 4 + 3 + 2 + 1, 5]
+    assert counts.totals.tolist() == [325, 25]
 
 
-def test_few_words_are_all_shown_by_name(population: Population) -> None:
-    population.dataset = replace(
-        sequences(torch.tensor([[1, 2]]), 3), vocabulary={"a": 0, "b": 1, "c": 2}
-    )
-    population.shards = [torch.tensor([0])]
-    table = holdings(population)
-    assert (table.names, table.counts.tolist(), table.others) == (
+def test_few_words_are_all_shown_by_name() -> None:
+    data = replace(sequences(torch.tensor([[1, 2]]), 3), vocabulary={"a": 0, "b": 1, "c": 2})
+    counts = label_counts(data, [torch.tensor([0])])
+    assert (counts.names, counts.counts.tolist(), counts.others) == (
         ["a", "b", "c"],
         [[0], [1], [1]],
         None,
     )
 
 
-def test_images_of_many_classes_go_by_number(population: Population) -> None:
+def test_images_of_many_classes_have_numbers() -> None:
     y = torch.tensor([29] * 3 + [7] * 2 + [*range(30)])
     x = torch.zeros(len(y), 1, 2, 2, dtype=torch.uint8)
-    population.dataset = Images("letters", x, y, x, y, 30, mean=0.0, std=1.0)
-    population.shards = [torch.arange(len(y))]
-    table = holdings(population)
-    assert table.names == ["29", "7", *(str(i) for i in range(19) if i != 7)]
-    assert table.counts[:, 0].tolist() == [4, 3, *([1] * 18)]
-    assert table.others is not None
-    assert table.others.tolist() == [10]
+    letters = Images("letters", x, y, x, y, 30, mean=0.0, std=1.0)
+    counts = label_counts(letters, [torch.arange(len(y))])
+    assert counts.names == ["29", "7", *(str(i) for i in range(19) if i != 7)]
+    assert counts.counts[:, 0].tolist() == [4, 3, *([1] * 18)]
+    assert counts.others is not None
+    assert counts.others.tolist() == [10]
 
 
-def test_a_large_pool_shows_its_first_clients_and_says_so(
-    population: Population, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    population.config.pool = 12_000
-    population.shards = [torch.tensor([i % 600]) for i in range(12_000)]
-    said: list[str] = []
-    draw = Picture.draw
-    monkeypatch.setattr(Picture, "draw", lambda self: said.append(self.subtitle) or draw(self))
-    write_picture(population, tmp_path)
-    assert said[0].endswith("; the first 100 of 12,000 clients")
-    labels = population.dataset.y_train[:100]
-    assert holdings(population).counts.equal(torch.eye(10, dtype=torch.long)[labels].T)
+def test_cells_totals_and_clients_are_where_they_belong() -> None:
+    figure = draw(table([[0, 7, 30], [40, 0, 100]], others=[5, 2000, 0]), malicious=[2])
+    bars, cells, _ = figure.axes
+    inside = {(1, 0.5): "7", (2, 0.5): "30", (0, 1.5): "40", (2, 1.5): "100"}
+    others = {(0, 2.75): "5", (1, 2.75): "2000", (2, 2.75): "0"}
+    clients = {(i, 3.93): str(i) for i in range(3)}
+    numbers = written(cells, [7, 30, 40, 100, 5, 2000, 0, 1, 2])
+    assert {place: text for place, (text, _) in numbers.items()} == inside | others | clients
+    totals = written(bars, [45, 2007, 130])
+    assert [totals[place][0] for place in sorted(totals)] == ["45", "2007", "130"]
+    assert [bar.get_height() for bar in bars.patches] == [45, 2007, 130]
+    labels = {
+        t.get_text(): p for t, p in zip(cells.get_yticklabels(), cells.get_yticks(), strict=True)
+    }
+    assert labels == {"class 0": 0.5, "class 1": 1.5, "others": 2.75}
+    assert [text.get_text().strip() for text in (*bars.texts, *cells.texts)][-2:] == [
+        "total",
+        "client",
+    ]
 
 
-def test_the_more_samples_the_darker() -> None:
-    """Of 100 at most: 0 is grey, 1 the lightest blue, then ever darker; 100 the darkest."""
-    counts = torch.tensor([[0, 1, 20], [50, 80, 100]])
-    picture = Picture(Holdings(["a", "b"], counts, None, [False] * 3), "title", "about")
-    image = picture.draw()
-    found = [corner(image, picture, row, column) for row in range(2) for column in range(3)]
+def test_title_and_subtitle() -> None:
+    bars = draw(table([[1]])).axes[0]
+    assert bars.get_title(loc="left") == "title"
+    assert bars.texts[0].get_text() == "subtitle"
+
+
+def test_more_samples_are_darker() -> None:
+    """At most 100: 0 is gray, 1 the lightest blue, 100 the darkest."""
+    _, cells, scale = draw(table([[0, 1, 20], [50, 80, 100]])).axes
+    found = cell_colors(cells)
     assert found[0] == EMPTY
-    assert found[1:] == [shade(n / 100) for n in (1, 20, 50, 80, 100)]
-    brightness = [luminance(colour) for colour in found]
+    assert found[1:] == [to_hex(color_map()(n / 100)) for n in (1, 20, 50, 80, 100)]
+    brightness = [luminance(to_rgb(color)) for color in found]
     assert brightness == sorted(brightness, reverse=True)
     assert len({*found}) == 6
+    assert scale.get_ylim() == (0, 100)
 
 
-def test_a_shade_per_step_is_as_much_darker_as_any_other() -> None:
+def test_lightness_falls_evenly() -> None:
     """In CIE lightness L* = 116 Y^(1/3) - 16, which people see as even: within 4 of 100."""
     steps = torch.linspace(0, 1, 21)
-    lightness = torch.tensor([116 * luminance(shade(float(s))) ** (1 / 3) - 16 for s in steps])
+    colors = [color_map()(float(step)) for step in steps]
+    lightness = torch.tensor([116 * luminance(color) ** (1 / 3) - 16 for color in colors])
     straight = lightness[0] + steps * (lightness[-1] - lightness[0])
     assert (lightness[:-1] > lightness[1:]).all()
     assert (lightness - straight).abs().max() < 4
@@ -201,143 +228,245 @@ def test_a_shade_per_step_is_as_much_darker_as_any_other() -> None:
 
 def test_numbers_stand_out_from_every_shade() -> None:
     for i in range(1001):
-        colour = "white" if i / 1000 > DARK else BLACK
-        levels = sorted((luminance(shade(i / 1000)), luminance(ImageColor.getrgb(colour))))
+        color = "white" if i / 1000 > DARK else BLACK
+        levels = sorted((luminance(color_map()(i / 1000)), luminance(to_rgb(color))))
         assert (levels[1] + 0.05) / (levels[0] + 0.05) > 4
 
 
+def test_numbers_are_white_on_dark_cells() -> None:
+    _, cells, _ = draw(table([[1, 55, 56, 100]])).axes
+    numbers = written(cells, [*range(4), 55, 56, 100])
+    colors = [numbers[column, 0.5][1] for column in range(4)]
+    assert colors == [BLACK, BLACK, to_hex("white"), to_hex("white")]
+
+
 def test_malicious_clients_are_red() -> None:
-    malicious = [False, True, False, True]
-    table = Holdings(["0"], torch.ones(1, 4, dtype=torch.long), None, malicious)
-    picture = Picture(table, "title", "about")
-    image = picture.draw()
-    below = picture.cell(1, 0)[1] + 3
-    for client, bad in enumerate(malicious):
-        pixel = image.getpixel((picture.cell(0, client)[0], below))
-        assert pixel == (ImageColor.getrgb(RED) if bad else (255, 255, 255))
-    benign = Picture(replace(table, malicious=[False] * 4), "title", "about").draw()
-    reds = [sum(p == ImageColor.getrgb(RED) for p in pixels(i)) for i in (image, benign)]
-    assert reds[0] > 0 == reds[1]
+    """Also if only some of the malicious clients have a column."""
+    bars, cells, _ = draw(table([[1, 1, 1, 1]]), malicious=[3, 1, 400]).axes
+    marked = [p for p in cells.patches if isinstance(p, Rectangle)]
+    assert sorted(patch.get_x() for patch in marked) == [1, 3]
+    assert {to_hex(patch.get_facecolor()) for patch in marked} == {RED}
+    colors = [to_hex(bar.get_facecolor()) for bar in bars.patches]
+    assert colors == [BAR, MALICIOUS_BAR, BAR, MALICIOUS_BAR]
+    numbers = written(cells, range(4))
+    ids = [numbers[client, 1.73][1] for client in range(4)]
+    assert ids == [BLACK, to_hex("white"), BLACK, to_hex("white")]
+    assert legend(cells) == {"none": EMPTY, "malicious client": RED}
 
 
-def pixels(image: Image.Image) -> list[tuple[int, ...]]:
-    data = image.tobytes()
-    return [tuple(data[i : i + 3]) for i in range(0, len(data), 3)]
+def legend(cells: Axes) -> dict[str, str]:
+    box = cells.get_legend()
+    assert box is not None
+    texts = [text.get_text() for text in box.get_texts()]
+    return dict(zip(texts, (to_hex(p.get_facecolor()) for p in box.get_patches()), strict=True))
+
+
+def test_nothing_is_red_without_malicious_clients() -> None:
+    bars, cells, _ = draw(table([[1, 1]])).axes
+    assert cells.patches[:] == []
+    assert {to_hex(bar.get_facecolor()) for bar in bars.patches} == {BAR}
+    assert legend(cells) == {"none": EMPTY}
 
 
 @pytest.mark.parametrize("n", [1, 6, 30, 100])
 @pytest.mark.parametrize("most", [1, 99, 999, 98_765, 123_456_789])
-def test_nothing_leaves_the_picture_and_no_number_its_cell(n: int, most: int) -> None:
-    """The margin stays white, and so does what is between the columns, for all sizes."""
-    counts = torch.full((20, n), most)
-    counts[0, 0] = 1
-    names = [f"{'w' * 60}{i}" for i in range(20)]
-    picture = Picture(Holdings(names, counts, counts[0], [True] * n), "t" * 30, "u" * 30)
-    image = picture.draw()
-    width, height = image.size
-    inside = image.crop((8, 8, width - 8, height - 8))
-    frame = Image.new("RGB", image.size, "white")
-    frame.paste(inside, (8, 8))
-    assert frame.tobytes() == image.tobytes()
-    for column in range(n):
-        _, top, right, _ = picture.cell(0, column)
-        bottom = picture.cell(20, column)[3]
-        gap = image.crop((right + 1, top, right + 2, bottom))
-        assert {*pixels(gap)} == {(255, 255, 255)}
+def test_no_number_leaves_its_cell(n: int, most: int) -> None:
+    figure = draw(table(torch.full((20, n), most), others=[20 * most] * n), range(n))
+    figure.draw_without_rendering()
+    for axes in figure.axes[:2]:
+        width = axes.get_window_extent().width / n
+        for collection in axes.collections:
+            if isinstance(collection, PathCollection):
+                scale = collection.get_transform()
+                for path in {id(path): path for path in collection.get_paths()}.values():
+                    assert path.get_extents(scale).width < width - 1
 
 
-@pytest.mark.parametrize(("n", "written"), [(7, True), (98_765, True), (123_456, False)])
-def test_numbers_are_written_where_there_is_room(n: int, written: bool) -> None:
-    """In cells of 20 pixels 98,765 is 99k, which fits, and 123k does not."""
-    table = Holdings(["0"], torch.full((1, 100), n), None, [False] * 100)
-    picture = Picture(table, "title", "about")
-    left, top, right, bottom = picture.cell(0, 50)
-    cell = picture.draw().crop((left, top, right + 1, bottom + 1))
-    assert (len({*pixels(cell)}) > 1) == written
+@pytest.mark.parametrize("n", [1, 6, 30, 100])
+def test_no_text_is_cropped_or_overlaps_another(n: int, tmp_path: Path) -> None:
+    names = [f"{'W' * 60}{i}" for i in range(20)]
+    counts = replace(table(torch.full((20, n), 77), others=[1] * n), names=names)
+    figure = partition_figure(counts, range(n), "a long title " * 9, "subtitle")
+    figure.draw_without_rendering()
+    bars, cells, scale = figure.axes
+    texts = [bars._left_title, *bars.texts, *cells.texts, *cells.get_yticklabels()]  # type: ignore[attr-defined]
+    texts += [*cells.get_legend().get_texts(), *scale.get_yticklabels()]
+    boxes = [text.get_window_extent() for text in texts]
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:i])
+    save_png(figure, tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        pixels = np.array(image.convert("RGB"))
+    pixels[20:-20, 20:-20] = 255
+    assert (pixels == 255).all()  # the margin
 
 
-def test_a_long_title_fits() -> None:
-    table = Holdings(["0"], torch.ones(1, 1, dtype=torch.long), None, [False])
-    image = Picture(table, "a long title " * 9, "about").draw()
-    assert image.crop((image.width - 20, 0, *image.size)).getcolors() == [
-        (20 * image.height, (255, 255, 255))
-    ]
+@pytest.mark.parametrize(
+    ("n", "text"), [(7, "7"), (98_765, "99k"), (1234, "1.2k"), (123_456, None)]
+)
+def test_numbers_are_rounded_or_left_out_where_room_is_short(n: int, text: str | None) -> None:
+    """In the narrow cells of 100 clients."""
+    _, cells, _ = draw(table(torch.full((1, 100), n))).axes
+    numbers = written(cells, [n, *range(100)])
+    assert numbers.get((50, 0.5), (None,))[0] == text
 
 
-def test_clients_without_any_label_have_a_picture() -> None:
-    none = torch.zeros(2, 3, dtype=torch.long)
-    picture = Picture(Holdings(["a", "b"], none, None, [False] * 3), "title", "about")
-    assert corner(picture.draw(), picture, 1, 2) == EMPTY
+def test_numbers_fit_the_width() -> None:
+    assert fitting_number(1234, 2.6) == "1234"
+    assert fitting_number(1234, 2.5) == "1.2k"
+    assert fitting_number(1234, 2.0) == ""
+    assert fitting_number(123, 1.5) == ""
+
+
+def test_widths_are_those_of_the_font() -> None:
+    with plot_style():
+        for text in ("8888888", "1.2k8", "12M8"):
+            path = TextPath((0, 0), text, 1)
+            last = TextPath((0, 0), "8", 1)
+            expected = text_width(text[:-1]) + last.get_extents().x1
+            assert path.get_extents().x1 == pytest.approx(expected, abs=0.01)
 
 
 def test_numbers_are_rounded_to_few_characters() -> None:
-    wanted = {1000: "1.0k", 1234: "1.2k", 9949: "9.9k", 9951: "10k", 56_789: "57k"}
-    wanted |= {999_499: "999k", 999_500: "1.0M", 1_250_001: "1.3M", 12_500_001: "13M"}
-    assert {n: rounded(n) for n in wanted} == wanted
+    wanted = {7: "7", 999: "999", 1000: "1.0k", 1234: "1.2k", 9949: "9.9k", 9951: "10k"}
+    wanted |= {56_789: "57k", 999_499: "999k", 999_500: "1.0M", 1_250_001: "1.3M"}
+    wanted |= {12_500_001: "13M"}
+    assert {n: short_number(n) for n in wanted} == wanted
 
 
-def test_names_that_cannot_be_printed_are_escaped() -> None:
-    assert legible("the", 9) == "the"
-    assert legible("a\nb", 9) == r"'a\nb'"
-    assert legible(" ", 9) == "' '"
-    assert legible("", 9) == "''"
-    assert legible("\ud83d", 9) == r"'\ud83d'"
-    assert legible("0123456789", 10) == "0123456789"
-    assert legible("0123456789a", 10) == "0123456..."
+def test_clients_without_labels_are_drawn(tmp_path: Path) -> None:
+    figure = draw(table([[0, 0, 0], [0, 0, 0]]))
+    assert {*cell_colors(figure.axes[1])} == {EMPTY}
+    save_png(figure, tmp_path / "a.png")
+
+
+def test_hostile_names_are_drawn(tmp_path: Path) -> None:
+    names = ["$\\frac$", "a\nb", "😀", "", "\ud83d", "W" * 99]
+    figure = draw(replace(table([[1]] * 6), names=names))
+    texts = [label.get_text() for label in figure.axes[1].get_yticklabels()]
+    escaped = ["$\\frac$", r"'a\nb'", r"\U0001f600", "''", r"'\ud83d'", "W" * 47 + "…"]
+    assert texts == escaped
+    save_png(figure, tmp_path / "a.png")
 
 
 @pytest.mark.parametrize(
     ("settings", "title"),
     [
         ({}, "fmnist_sample, main_class, non_iid=0.5, pool=6, seed=0"),
-        ({"non_iid": 1.0, "pool": 9, "seed": 3}, "main_class, non_iid=1, pool=9, seed=3"),
+        (
+            {"non_iid": 1.0, "pool": 9, "seed": 3},
+            "fmnist_sample, main_class, non_iid=1, pool=9, seed=3",
+        ),
         (
             {"partition": "dirichlet", "dirichlet_alpha": 0.25},
             "fmnist_sample, dirichlet, dirichlet_alpha=0.25, pool=6, seed=0",
         ),
+        ({"partition": "natural"}, "fmnist_sample, natural, pool=6, seed=0"),
     ],
 )
-def test_the_title_says_how_samples_were_dealt(
-    settings: dict[str, Any],
-    title: str,
-    federation: Callable[..., Federation],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_title_names_the_partition(
+    settings: dict[str, Any], title: str, sample: Dataset
 ) -> None:
-    titles: list[str] = []
-    draw = Picture.draw
-    monkeypatch.setattr(Picture, "draw", lambda self: titles.append(self.title) or draw(self))
-    write_picture(federation(**settings).population, tmp_path)
-    assert titles[0].endswith(title)
+    assert partition_title(replace(SMALL, **settings), sample) == title
 
 
-def test_the_file_is_whole_and_written_once(population: Population, tmp_path: Path) -> None:
-    write_picture(population, tmp_path)
-    path = tmp_path / PARTITION_FILE
-    with Image.open(path) as image:
-        assert (image.format, image.mode) == ("PNG", "RGB")
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What `partition_figure` was called with."""
+    calls: list[tuple[Any, ...]] = []
+    original = module.partition_figure
+
+    def spy(*arguments: Any) -> Figure:
+        calls.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(module, "partition_figure", spy)
+    return calls
+
+
+def test_a_large_pool_shows_its_first_clients_and_says_so(
+    sample: Dataset, tmp_path: Path, drawn: list[tuple[Any, ...]]
+) -> None:
+    shards = [torch.tensor([i % 600]) for i in range(12_000)]
+    write_partition_figure(tmp_path / "a.png", SMALL, sample, shards, [5, 11_000])
+    ((counts, _, _, subtitle),) = drawn
+    assert subtitle.endswith("; the first 100 of 12,000 clients")
+    assert counts.counts.equal(torch.eye(10, dtype=torch.long)[sample.y_train[:100]].T)
+
+
+def test_the_subtitle_says_what_is_counted(
+    sample: Dataset, tmp_path: Path, drawn: list[tuple[Any, ...]]
+) -> None:
+    for data in (sample, sequences(torch.tensor([[1, 2]]))):
+        write_partition_figure(tmp_path / f"{data.name}.png", SMALL, data, [torch.tensor([0])], ())
+    assert [arguments[-1] for arguments in drawn] == [
+        "Training samples per class and client",
+        "Symbols to predict per class and client",
+    ]
+
+
+def test_the_file_is_written_once_and_its_bytes_repeat(sample: Dataset, tmp_path: Path) -> None:
+    shards = client_indices(SMALL, sample)
+    a, b = tmp_path / "a.png", tmp_path / "b.png"
+    for path in (a, b):
+        write_partition_figure(path, SMALL, sample, shards, [1])
+    assert a.read_bytes() == b.read_bytes()
+    with Image.open(a) as image:
+        assert image.format == "PNG"
         image.load()
-    path.write_text("kept")
-    write_picture(population, tmp_path)
-    assert path.read_text() == "kept"
-    assert [*tmp_path.iterdir()] == [path]
+    a.write_text("kept")
+    write_partition_figure(a, SMALL, sample, shards, [1])
+    assert a.read_text() == "kept"
+    assert files(tmp_path) == ["a.png", "b.png"]
+
+
+def test_the_largest_figure_takes_less_than_a_second(tmp_path: Path) -> None:
+    """Of processor time; runs wait for it."""
+    counts = torch.randint(1, 500, (20, 100), generator=torch.Generator().manual_seed(0))
+    start = time.process_time()
+    save_png(draw(table(counts, others=[1] * 100), range(30)), tmp_path / "a.png")
+    assert time.process_time() - start < 1
+
+
+class StopError(Exception):
+    """Ends a run where it would draw."""
+
+
+def test_runs_pass_their_own_partition_and_attackers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the partition of pretraining; without an attack nobody is malicious."""
+    calls: list[tuple[Any, ...]] = []
+
+    def record(*arguments: Any) -> None:
+        calls.append(arguments)
+        raise StopError
+
+    monkeypatch.setattr("fedbench.run.write_partition_figure", record)
+    base = {"n_clients": 5, "pmr": 0.4, "non_iid": 1.0}
+    for others in ({}, {"pretrain_non_iid": 0.0}, {"attack": {"name": "none"}}):
+        with pytest.raises(StopError):
+            run(config(tmp_path, **base, **others))
+    for path, settled, data, shards, _ in calls:
+        assert path.name == PARTITION_FILE
+        expected = client_indices(settled, data)
+        assert all(a.equal(b) for a, b in zip(shards, expected, strict=True))
+    attackers = [arguments[-1] for arguments in calls]
+    assert len({*attackers[0]}) == len({*attackers[1]}) == 2
+    assert not attackers[2]
 
 
 def test_a_run_draws_its_clients_before_round_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that fails in its first round; going on with it leaves the picture as it is."""
+    """Even one that fails in its first round; resuming it leaves the figure as it is."""
     settings = config(tmp_path, n_clients=5, rounds=1, pretrain_rounds=0)
-    folder = Plan.of(settings).folder.path
+    path = Plan.of(settings).folder.path / PARTITION_FILE
     with monkeypatch.context() as patch:
         patch.setattr(Federation, "round", None)
         with pytest.raises(TypeError):
             run(settings)
-    path = folder / PARTITION_FILE
-    made = path.stat().st_mtime_ns
-    with Image.open(path) as image:
-        drawn = image.copy()
+    made, content = path.stat().st_mtime_ns, path.read_bytes()
+    assert content.startswith(b"\x89PNG")
     run(settings)
     assert path.stat().st_mtime_ns == made
-    assert drawn.width > 300
-    assert drawn.getpixel((2, 2)) == (255, 255, 255)
