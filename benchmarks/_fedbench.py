@@ -1,4 +1,4 @@
-"""fedbench's own training, put together without a command line; and as a side of others."""
+"""fedbench's own training, assembled without a command line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.defense import DEFENSES, ServerView
 from fedbench.engine.executors import EXECUTORS
-from fedbench.engine.launch import fabric_of, launch
-from fedbench.engine.population import Order, Population
+from fedbench.engine.launch import launch, make_fabric
 from fedbench.engine.ranks import RankGroup
+from fedbench.engine.selection import Round
+from fedbench.engine.simulation import Simulation
 from fedbench.models import MODELS
 from fedbench.rng import generator
 
@@ -27,32 +28,33 @@ if TYPE_CHECKING:
 CONFIG = RunConfig(local_epochs=1)
 
 
-def workforce_of(
+def rank_group(
     data: Dataset,
     model: Mapping[str, Any],
     executor: str,
     threads: int = 1,
     fabric: Fabric | None = None,
+    switches: Mapping[str, bool] | None = None,
     **settings: Any,
-) -> tuple[RankGroup, Order]:
-    """CONFIG's clients, ready to train, and the order of their first round; nobody attacks.
+) -> tuple[RankGroup, Round]:
+    """CONFIG's clients, ready to train, and their first round, without an attack.
 
-    The only place of benchmarks/ that knows how fedbench puts them together.
+    Only this function of benchmarks/ knows how fedbench assembles a simulation.
     """
-    how = EXECUTORS.build({"name": executor, "threads": threads})
-    fabric = fabric or fabric_of(how)
+    how = EXECUTORS.build({"name": executor, "threads": threads, **(switches or {})})
+    fabric = fabric or make_fabric(how)
     config = replace(CONFIG, **settings)
     torch.manual_seed(config.seed)
     network = MODELS.build(model).build(data.input_shape, data.n_classes)
     attack = ATTACKS.build({"name": "none"})
-    population = Population(config, data, network, attack, fabric)
-    layout = population.layout
-    order = Order(0, population.select(0), layout.read_params(), layout.read_buffers())
-    return RankGroup(how, fabric, population), order
+    simulation = Simulation(config, data, network, attack, fabric)
+    layout = simulation.replica.layout
+    round_ = Round(0, simulation.selection.select(0), layout.read_params(), layout.read_buffers())
+    return RankGroup(how, simulation), round_
 
 
 def thinned(data: Dataset, step: int) -> Dataset:
-    """Every step-th of the training samples."""
+    """Keep every step-th training sample."""
     return replace(data, x_train=data.x_train[::step], y_train=data.y_train[::step])
 
 
@@ -70,25 +72,25 @@ def on_rank(fabric: Fabric, task: Task, link: Link) -> None:
 
     data = torch.load(dataset_file(task), weights_only=False)
     model = NETWORKS[task.model]
-    workforce, order = workforce_of(data, model, task.executor, task.threads, fabric)
+    ranks, round_ = rank_group(data, model, task.executor, task.threads, fabric)
     if fabric.global_rank > 0:
-        workforce.serve()
+        ranks.serve()
         return
-    rule, initial = DEFENSES.build({"name": "fedavg"}), order.params
+    rule, initial = DEFENSES.build({"name": "fedavg"}), round_.params
 
     def one_round() -> None:
-        nonlocal order
-        updates, _ = workforce.train(order)
+        nonlocal round_
+        updates, _ = ranks.train(round_)
         view = ServerView(
-            index=order.index,
-            client_ids=torch.tensor([job.client for job in order.jobs]),
-            global_params=order.params,
+            index=round_.index,
+            client_ids=torch.tensor([participant.client for participant in round_.participants]),
+            global_params=round_.params,
             initial_params=initial,
-            layers=workforce.population.layout.layers,
-            rng=generator(CONFIG.seed, "defense", order.index),
+            layers=ranks.simulation.replica.layout.layers,
+            rng=generator(CONFIG.seed, "defense", round_.index),
         )
         aggregate, _ = rule.aggregate(updates, rule.init(), view)
-        order = replace(order, index=order.index + 1, params=order.params + aggregate.update)
+        round_ = replace(round_, index=round_.index + 1, params=round_.params + aggregate.update)
 
-    link.serve(one_round, lambda: order.params)
-    workforce.dismiss()
+    link.serve(one_round, lambda: round_.params)
+    ranks.stop()

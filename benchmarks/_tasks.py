@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks._fedbench import CONFIG, dataset_file, thinned, workforce_of
+from benchmarks._fedbench import CONFIG, dataset_file, rank_group, thinned
 from benchmarks._sides import NETWORKS, Task, Work
 from fedbench.data import DATASETS, Dataset, Images
 from fedbench.datasets.files import cache_folder, data_folders, find_files
@@ -29,20 +29,20 @@ def samples(quick: bool) -> Dataset:
 
 def prepared(model: str, data: Dataset, folder: Path, threads: int) -> Task:
     """A task, its samples and the model that it starts from in files."""
-    workforce, order = workforce_of(data, NETWORKS[model], "auto", threads)
+    ranks, round_ = rank_group(data, NETWORKS[model], "auto", threads)
     task = Task(
         file=str(folder / "task.pt"),
         model=model,
-        n_clients=len(order.jobs),
+        n_clients=len(round_.participants),
         batch_size=CONFIG.batch_size,
         lr=CONFIG.lr,
         momentum=CONFIG.momentum,
         threads=threads,
     )
-    shards = workforce.population.shards
+    shards = ranks.simulation.data.shards
     # fedbench adds a single left-over sample to the batch before: a step less than the others do
     assert all(len(shard) % task.batch_size != 1 for shard in shards)
-    start = with_params(task, order.params).state_dict()
+    start = with_params(task, round_.params).state_dict()
     assert isinstance(data, Images)
     x = data.decode(data.x_train)
     task.save(Work(x, data.x_train, data.mean, data.std, data.y_train, shards, start))

@@ -18,10 +18,10 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from benchmarks._fedbench import workforce_of
+from benchmarks._fedbench import rank_group
 from benchmarks._measure import Options, Row, clocked, resident
 from fedbench.data import DATASETS
-from fedbench.engine.launch import keep_memory
+from fedbench.engine.launch import keep_freed_memory
 
 CLIENTS = (10, 30, 100, 300)
 WIDTHS = {10_000: 12, 100_000: 125, 1_000_000: 1_257, 10_000_000: 12_578}  # P -> hidden units
@@ -57,18 +57,18 @@ def alone(n: int, width: int, options: Options) -> tuple[list[float], int]:
 
 def rounds(n: int, width: int, options: Options, connection: Connection) -> None:
     torch.set_num_threads(options.threads)
-    keep_memory()
+    keep_freed_memory()
     data = DATASETS.build({"name": "fmnist_sample"}).load()
     copies = -(-n * SAMPLES // len(data.y_train))
     x, y = data.x_train.repeat(copies, 1, 1, 1), data.y_train.repeat(copies)
     data = replace(data, x_train=x[: n * SAMPLES], y_train=y[: n * SAMPLES])
     model = {"name": "mlp", "hidden": [width]}
     settings = {"n_clients": n, "non_iid": 0.0, "batch_size": 50}
-    workforce, order = workforce_of(data, model, "sequential", options.threads, **settings)
+    ranks, order = rank_group(data, model, "sequential", options.threads, **settings)
 
     def one_round() -> None:
-        updates, buffers = workforce.train(order)
-        workforce.evaluate(order.params + updates.mean(dim=0), buffers.mean(dim=0))
+        updates, buffers = ranks.train(order)
+        ranks.evaluate(order.params + updates.mean(dim=0), buffers.mean(dim=0))
 
     one_round()
     seconds = [clocked(one_round) for _ in range(options.repeats)]

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks._fedbench import thinned, workforce_of
+from benchmarks._fedbench import rank_group, thinned
 from benchmarks._measure import Options, Row, side_by_side
 from fedbench.data import DATASETS, Dataset
-from fedbench.engine.launch import keep_memory
+from fedbench.engine.launch import keep_freed_memory
 
 HIDDEN = ([], [16], [32], [64], [100], [256, 128])
 BATCHES = (8, 32, 64)
 
 
 def measure(options: Options) -> Iterator[Row]:
-    keep_memory()  # as every process of a run does
+    keep_freed_memory()  # as every process of a run does
     data = DATASETS.build({"name": "fmnist_sample"}).load()
     if options.quick:
         yield compare([16], 32, thinned(data, 5), options)
@@ -34,18 +34,18 @@ def measure(options: Options) -> Iterator[Row]:
 
 def compare(hidden: list[int], batch_size: int, data: Dataset, options: Options) -> Row:
     made = {
-        name: workforce_of(
+        name: rank_group(
             data, {"name": "mlp", "hidden": hidden}, name, options.threads, batch_size=batch_size
         )
         for name in ("vectorized", "sequential", "auto")
     }
     chosen = made.pop("auto")[0].trainer.name
     cases = {
-        name: lambda workforce=workforce, order=order: workforce.train(order)
-        for name, (workforce, order) in made.items()
+        name: lambda ranks=ranks, order=order: ranks.train(order)
+        for name, (ranks, order) in made.items()
     }
     times = side_by_side(cases, options.repeats)
-    stacked, alone = (workforce.train(order)[0] for workforce, order in made.values())
+    stacked, alone = (ranks.train(order)[0] for ranks, order in made.values())
     errors = (stacked - alone).norm(dim=1) / alone.norm(dim=1)
     n_params = stacked.shape[1]
     notes = {

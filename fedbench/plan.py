@@ -1,9 +1,9 @@
-"""A plan: a configuration with its plugins built, checked against each other."""
+"""Plan: a configuration with its plugins, checked against each other."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedbench.attack import ATTACKS, Attack, Omniscient
@@ -20,7 +20,7 @@ from fedbench.results.run_dir import RunDir
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration with its plugins built: everything but data and training."""
+    """Everything about a run except data and training."""
 
     config: RunConfig
     defense: Defense
@@ -34,17 +34,17 @@ class Plan:
 
     @classmethod
     def of(cls, config: RunConfig) -> Plan:
-        """Builds what the configuration names; a UserError for anything that cannot work."""
+        """Build the plugins of a configuration; UserError for anything that cannot work."""
         attack = ATTACKS.build(config.attack)
-        if isinstance(attack, Omniscient):  # on record, also where the user's file leaves it out
-            config.attack = {**config.attack, "omniscient": attack.omniscient}
+        if isinstance(attack, Omniscient):  # recorded even if the user's file leaves it out
+            config = replace(config, attack={**config.attack, "omniscient": attack.omniscient})
         source = DATASETS.build(config.dataset)
-        planted = attack.backdoor_settings(source.backdoors)
+        backdoors = attack.backdoor_settings(source.backdoors)
         plan = cls(
             config=config,
             defense=DEFENSES.build(config.defense),
             attack=attack,
-            backdoors=tuple(BACKDOORS.build(settings_of(backdoor)) for backdoor in planted),
+            backdoors=tuple(BACKDOORS.build(settings_of(backdoor)) for backdoor in backdoors),
             source=source,
             model=MODELS.build(config.model),
             executor=EXECUTORS.build(config.executor),
@@ -67,30 +67,30 @@ class Plan:
         return plan
 
     def _check_attackers(self) -> None:
-        """A UserError if pmr makes nobody malicious, or in some rounds nobody."""
+        """Raise a UserError if pmr leaves a round without malicious clients."""
         config = self.config
         n, whole = config.fewest_clients, f"n_clients={config.n_clients}"
         if config.malicious == "sampled":
             n, whole = config.pool_size, f"pool={config.pool_size}"
         elif len(config.client_counts) > 1:
-            whole = f"{n}, the fewest of {whole},"
+            whole = f"{n}, the fewest of {whole}"
         if not rounded_count(config.pmr, n):
-            raise UserError(f"pmr={config.pmr}: of {whole} that is no client")
+            raise UserError(f"pmr={config.pmr}: rounds to no malicious client of {whole}")
 
     def warning(self) -> str | None:
-        """The defense's line on the fewest clients of a round for which it promises nothing."""
-        told = map(self.defense.warning, self.config.client_counts)
-        return next((line for line in told if line is not None), None)
+        """The defense's warning about the smallest round it does not guarantee anything for."""
+        warnings = map(self.defense.warning, self.config.client_counts)
+        return next((line for line in warnings if line is not None), None)
 
     def check_fit(self, spec: Spec) -> None:
-        """A UserError for a part that does not fit the data set, or not the others."""
+        """Raise a UserError if a plugin does not fit the data set or the other plugins."""
         natural = self.config.partition == "natural"
         if natural and not spec.natural:
             raise UserError(f"partition=natural: the samples of {spec.name} have no owners")
         if spec.is_sequences and not natural:
             raise UserError(
-                f"partition={self.config.partition}: goes by the label of a sample, "
-                f"those of {spec.name} are sequences; take natural"
+                f"partition={self.config.partition}: splits samples by label, but those of "
+                f"{spec.name} are sequences; use partition=natural"
             )
         try:
             self.model.check(spec)
@@ -124,6 +124,6 @@ def _file_digest(path: str) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(
-            f"pretrained={path}: cannot be read ({error.strerror}), expected a checkpoint: "
-            "checkpoint.pt of a run, or a file of <out>/.pretrained"
+            f"pretrained={path}: cannot be read ({error.strerror}); expected a checkpoint, "
+            "such as checkpoint.pt of a run or a file in <out>/.pretrained"
         ) from error

@@ -1,4 +1,4 @@
-"""The model before round 0: given, or trained once for all runs that would train the same."""
+"""The model before round 0: loaded, or pretrained once for all runs that share it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fedbench.report.console import Display
 from fedbench.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedbench.results.storage import locked
 
-if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before it is
+if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
     from fedbench.federation import Federation
 
 
 def pretrained(config: RunConfig, federation: Federation, display: Display) -> Checkpoint:
-    """The model before round 0: a given one, or trained once for all that would train the same."""
+    """The state before round 0, from `pretrained=PATH` or from shared benign rounds."""
     if config.pretrained is not None:
-        return _given(config.pretrained, federation)
+        return _load(config.pretrained, federation)
     if not config.pretrain_rounds:
         return federation.initial()
-    with alone(config):
+    with exclusive(config):
         state = train(config, federation, display)
     return replace(state, defense_state=federation.defense.init())
 
 
 def is_due(config: RunConfig) -> bool:
-    """Whether there are benign rounds before round 0 that nobody has trained yet."""
+    """Whether benign rounds before round 0 are still to be trained."""
     if config.pretrained is not None or not config.pretrain_rounds:
         return False
     path = _path(config)
@@ -38,19 +38,19 @@ def is_due(config: RunConfig) -> bool:
 
 
 @contextmanager
-def alone(config: RunConfig) -> Iterator[None]:
-    """One process at a time trains what others would repeat; they wait, and find it done."""
+def exclusive(config: RunConfig) -> Iterator[None]:
+    """Let one process pretrain while others that need the same model wait for it."""
     with locked(_path(config).with_suffix(".lock")):
         yield
 
 
 def train(config: RunConfig, federation: Federation, display: Display) -> Checkpoint:
-    """The benign rounds that are left, each kept; to be called `alone`."""
+    """Train the remaining benign rounds, saving each; call this while `exclusive`."""
     path = _path(config)
     state = load_checkpoint(path) if path.exists() else federation.initial()
     while state.next_round < 0:
         state = federation.pretrain(state)
-        save_checkpoint(path, replace(state, defense_state=None))  # other defenses read it too
+        save_checkpoint(path, replace(state, defense_state=None))  # shared by all defenses
         display.pretrain(config.pretrain_rounds + state.next_round, config.pretrain_rounds)
     return state
 
@@ -59,27 +59,27 @@ def _path(config: RunConfig) -> Path:
     return Path(config.out, ".pretrained", f"{config.pretrain_id()}.pt")
 
 
-def _given(path: str, federation: Federation) -> Checkpoint:
-    """The model of a checkpoint as that before round 0."""
+def _load(path: str, federation: Federation) -> Checkpoint:
+    """Start round 0 from the model of a checkpoint."""
     try:
-        given = load_checkpoint(Path(path).expanduser())
+        loaded = load_checkpoint(Path(path).expanduser())
     except UserError as error:
-        raise UserError(f"pretrained={path}: no checkpoint of fedbench's") from error
+        raise UserError(f"pretrained={path}: not a fedbench checkpoint") from error
     fresh = federation.initial()
     for what, have, want in (
-        ("parameters", given.params, fresh.params),
-        ("numbers in buffers", given.buffers, fresh.buffers),
+        ("parameters", loaded.params, fresh.params),
+        ("buffer values", loaded.buffers, fresh.buffers),
     ):
         if have.shape != want.shape:
             raise UserError(
-                f"pretrained={path}: a model of {have.numel():,} {what}, "
+                f"pretrained={path}: its model has {have.numel():,} {what}, "
                 f"this run's has {want.numel():,}"
             )
     return replace(
         fresh,
         next_round=0,
-        params=given.params,
-        buffers=given.buffers,
-        initial_params=given.params,
-        initial_buffers=given.buffers,
+        params=loaded.params,
+        buffers=loaded.buffers,
+        initial_params=loaded.params,
+        initial_buffers=loaded.buffers,
     )

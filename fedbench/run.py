@@ -1,4 +1,4 @@
-"""A run from configuration to summary: build, skip or resume, pretrain, go through the rounds."""
+"""One run from configuration to summary: skip or resume, pretrain, run the rounds."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from fedbench.data import Dataset
 from fedbench.errors import UserError
 from fedbench.plan import Plan
 from fedbench.report.console import Display
-from fedbench.report.partition_figure import write_picture
+from fedbench.report.partition_figure import PARTITION_FILE, write_partition_figure
 from fedbench.report.tracking import RunInfo, Session
 from fedbench.results.run_dir import Record
 from fedbench.results.summary import summarise
 from fedbench.rng import derive
 from fedbench.sweep import resources
 
-if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before it is
+if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
     from lightning.fabric import Fabric
 
-    from fedbench.engine.population import Population
+    from fedbench.engine.simulation import Simulation
     from fedbench.federation import Federation
 
 T = TypeVar("T")
 
-LONG = 200_000  # labels to learn from, from which on a run is worth starting processes
+LONG = 200_000  # trained labels from which a run is worth starting several processes
 
 
 def run(config: RunConfig) -> Record:
-    """The summary of the run: a finished one is read, an interrupted one goes on where it was."""
+    """Run, resume or skip a configuration; return its summary."""
     plan = Plan.of(config)
     if (finished := _finished(plan)) is not None:
         return finished
     dataset = plan.source.load()
     plan.check_fit(dataset.spec)
-    from fedbench.engine.launch import WorkerError, end_with_parent, launch
+    from fedbench.engine.launch import WorkerError, exit_with_parent, launch
 
     if resources.in_sweep():
-        end_with_parent()
-    devices = _devices(plan, dataset, _n_last(plan) or resources.side_by_side())
+        exit_with_parent()
+    devices = _devices(plan, dataset, _n_last(plan) or resources.n_parallel())
     try:
-        with resources.place_in_sweep():
+        with resources.sweep_slot():
             _pretrain_on_more(plan, dataset)
             outcome = launch(plan.executor, devices, _on_rank, plan, dataset)
-    except WorkerError as error:  # of a process that could not say so itself
+    except WorkerError as error:  # the process died before it could record its failure
         if plan.folder.path.exists():
             plan.folder.fail(error)
         raise
@@ -59,87 +59,91 @@ def run(config: RunConfig) -> Record:
 
 
 def _devices(plan: Plan, dataset: Dataset, n_runs: int) -> int:
-    """How many processes or GPUs a run is spread over, if so many go on side by side."""
+    """Number of processes or GPUs for this run when `n_runs` run at the same time."""
     executor, config = plan.executor, plan.config
     if executor.devices is not None:
         return executor.devices
     n_rounds = config.rounds + config.pretrain_rounds
-    usual = (config.fewest_clients + config.most_clients) / 2
-    n_labels = dataset.y_train.numel() * usual / config.pool_size
+    n_clients = (config.fewest_clients + config.most_clients) / 2
+    n_labels = dataset.y_train.numel() * n_clients / config.pool_size
     if n_labels * config.local_epochs * n_rounds < LONG:
         return 1
-    return min(resources.share(executor.accelerator, executor.threads, n_runs), config.most_clients)
+    return min(
+        resources.units_per_run(executor.accelerator, executor.threads, n_runs), config.most_clients
+    )
 
 
 def _n_last(plan: Plan) -> int:
-    """How many the last runs of a sweep are, if this is one of them and may grow as others end."""
+    """Number of runs in the sweep's last, partial batch if this run is one of them, else 0.
+
+    These runs start more processes than they may use at first, and use them as other runs end.
+    """
     executor = plan.executor
     undecided = executor.accelerator == "cpu" and executor.devices is None
-    return resources.n_last(plan.folder.path.name) if undecided else 0
+    return resources.last_batch_size(plan.folder.path.name) if undecided else 0
 
 
 def _pretrain_on_more(plan: Plan, dataset: Dataset) -> None:
-    """Pretrains on what other runs of a sweep leave free while they wait for it."""
+    """Pretrain on the devices of the other runs of a sweep, which wait for the result."""
     from fedbench.engine.launch import launch
 
     config = plan.config
-    devices = _devices(plan, dataset, resources.side_by_side(resources.PRETRAINING))
-    usual = _devices(plan, dataset, resources.side_by_side())
+    devices = _devices(plan, dataset, resources.n_pretraining())
+    usual = _devices(plan, dataset, resources.n_parallel())
     if devices <= usual or plan.folder.checkpoint_file.exists():
         return
     if pretraining.is_due(config):
-        with pretraining.alone(config):
-            if pretraining.is_due(config):  # still, after the wait
+        with pretraining.exclusive(config):
+            if pretraining.is_due(config):  # another run may have done it meanwhile
                 outcome = launch(plan.executor, devices, _pretrain_on_rank, plan, dataset)
                 if isinstance(outcome, UserError):
                     raise outcome
 
 
 def _on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> Record | UserError | None:
-    """The run as one process sees it; a UserError is returned, to reach the parent as it is."""
+    """Main function of a rank. Returns UserErrors, which would lose their type if raised."""
 
     def rounds(federation: Federation) -> Record:
         with plan.folder.locked():
-            # Another process may have finished it while this one waited for the lock.
+            # Another process may have finished the run while this one waited for the lock.
             return _finished(plan) or _rounds(plan, federation)
 
-    return _serve_or(rounds, fabric, plan, dataset)
+    return _lead_or_serve(rounds, fabric, plan, dataset)
 
 
 def _pretrain_on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> UserError | None:
     def pretrain(federation: Federation) -> None:
-        display = _display(plan)  # of lines only: the run's own follows
-        display.say(f"{plan.config.title}  pretraining: {federation.workforce}")
+        display = _display(plan)  # prints lines only; the run itself opens its own
+        display.say(f"{plan.config.title}  pretraining: {federation.ranks}")
         pretraining.train(plan.config, federation, display)
 
-    return _serve_or(pretrain, fabric, plan, dataset)
+    return _lead_or_serve(pretrain, fabric, plan, dataset)
 
 
-def _serve_or(
+def _lead_or_serve(
     lead: Callable[[Federation], T], fabric: Fabric, plan: Plan, dataset: Dataset
 ) -> T | UserError | None:
-    """What rank 0 makes of a federation; the other ranks do their share of the work."""
+    """Rank 0 leads the federation; the other ranks serve until it stops them."""
     from fedbench.engine.ranks import RankGroup
     from fedbench.federation import Federation
 
     try:
-        population = population_of(plan, dataset.to(fabric.device), fabric)
-        workforce = RankGroup(plan.executor, fabric, population)
+        ranks = RankGroup(plan.executor, build_simulation(plan, dataset.to(fabric.device), fabric))
         if _n_last(plan):
-            workforce.room = partial(resources.room, "cpu", plan.executor.threads)
+            ranks.available = partial(resources.units_available, "cpu", plan.executor.threads)
         if fabric.global_rank > 0:
-            workforce.serve()
+            ranks.serve()
             return None
         try:
-            return lead(Federation(population, workforce, plan.defense))
+            return lead(Federation(ranks, plan.defense))
         finally:
-            workforce.dismiss()
+            ranks.stop()
     except UserError as error:
         return error
 
 
 def _finished(plan: Plan) -> Record | None:
-    """The summary of a run that is finished already, and a line that says so."""
+    """Return the summary of a finished run, and print that it is skipped."""
     summary = plan.folder.finished()
     if summary is not None:
         _display(plan).close(summary, skipped=True)
@@ -148,28 +152,23 @@ def _finished(plan: Plan) -> Record | None:
 
 def _display(plan: Plan, first_round: int = 0) -> Display:
     config = plan.config
-    # Runs side by side would draw over each other's live line.
-    live = resources.side_by_side() == 1
+    # Parallel runs would overwrite each other's live line.
+    live = resources.n_parallel() == 1
     return Display(config.title, config.rounds, first_round, live=live)
 
 
-def population_of(plan: Plan, dataset: Dataset, fabric: Fabric) -> Population:
-    """All clients, with a model as initialised."""
-    from fedbench.engine.population import Population
+def build_simulation(plan: Plan, dataset: Dataset, fabric: Fabric) -> Simulation:
+    """All clients, with a freshly initialized network."""
+    from fedbench.engine.simulation import Simulation
 
     torch.manual_seed(derive(plan.config.seed, "init"))
     network = plan.model.build(dataset.input_shape, dataset.n_classes)
-    return Population(plan.config, dataset, network, plan.attack, fabric)
+    return Simulation(plan.config, dataset, network, plan.attack, fabric)
 
 
-def _rounds(plan: Plan, federation: Federation) -> Record:
-    """All rounds that are left; each is recorded, tracked and checkpointed, in this order."""
+def _run_info(plan: Plan, first_round: int) -> RunInfo:
     config, folder = plan.config, plan.folder
-    folder.start(config)
-    write_picture(federation.population, folder.path)
-    start = folder.resume()
-    first_round = 0 if start is None else start.next_round
-    about = RunInfo(
+    return RunInfo(
         id=folder.path.name,
         name=config.title,
         group=config.name,
@@ -179,8 +178,21 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
         first_round=first_round,
         earlier=tuple(folder.rounds()),
     )
+
+
+def _rounds(plan: Plan, federation: Federation) -> Record:
+    """Run the remaining rounds; record, track and checkpoint each, in this order."""
+    config, folder, simulation = plan.config, plan.folder, federation.simulation
+    folder.start(config)
+    figure = folder.path / PARTITION_FILE
+    write_partition_figure(
+        figure, config, simulation.dataset, simulation.data.shards, simulation.attackers
+    )
+    start = folder.resume()
+    first_round = 0 if start is None else start.next_round
+    about = _run_info(plan, first_round)
     with _display(plan, first_round) as display:
-        session: Session | None = None  # opened late: the first round should not wait for it
+        session: Session | None = None  # opened late, so that the first round does not wait for it
 
         def end(summary: Record) -> Record:
             folder.finish(summary)
@@ -188,7 +200,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
             display.close(summary)
             return summary
 
-        display.say(f"{config.title}  {federation.workforce}")
+        display.say(f"{config.title}  {federation.ranks}")
         if (warning := plan.warning()) is not None:
             display.say(f"{config.title}  warning: {warning}")
         try:

@@ -1,4 +1,4 @@
-"""What several tests need: a small data set, a small configuration, a federation of both."""
+"""Shared fixtures: a small data set, and a federation on it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedbench.config import RunConfig
 from fedbench.data import DATASETS, Dataset
 from fedbench.defense import DEFENSES, Defense
 from fedbench.engine.executors import Sequential
-from fedbench.engine.population import Population
 from fedbench.engine.ranks import RankGroup
+from fedbench.engine.simulation import Simulation
 from fedbench.federation import Federation
 from fedbench.results.run_dir import Record
 
-torch.set_num_threads(1)  # tests run side by side: threads of all of them would wait for each other
+torch.set_num_threads(1)  # parallel tests would compete for cores
 
 
 @pytest.fixture(scope="session")
 def sample() -> Dataset:
-    """600 training and 300 test images of the data set that ships with the project."""
+    """Return 600 training and 300 test images of `fmnist_sample`."""
     data = DATASETS.build({"name": "fmnist_sample"}).load()
     return replace(
         data,
@@ -45,7 +45,7 @@ def fabric() -> Fabric:
 
 @pytest.fixture
 def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
-    """Makes a federation of 6 clients and a small network; settings and parts can be replaced."""
+    """Return a factory of federations: 6 clients and a small network, unless replaced."""
 
     def make(
         defense: Defense | None = None,
@@ -58,7 +58,7 @@ def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
         )
         torch.manual_seed(0)
         network = network or nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-        population = Population(
+        simulation = Simulation(
             config,
             sample,
             network,
@@ -66,8 +66,8 @@ def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
             fabric,
         )
         defense = defense or DEFENSES.build({"name": "fedavg"})
-        made = Federation(population, RankGroup(Sequential(), fabric, population), defense)
-        chosen = population.attack.backdoor_settings([{"name": "patch"}])
+        made = Federation(RankGroup(Sequential(), simulation), defense)
+        chosen = simulation.attack.backdoor_settings([{"name": "patch"}])
         made.prepare([BACKDOORS.build(backdoor) for backdoor in chosen], made.initial())
         return made
 
@@ -76,7 +76,7 @@ def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
 
 @pytest.fixture
 def after_rounds(federation: Callable[..., Federation]) -> Callable[..., Record]:
-    """The record of the last of four rounds under an attack, after four benign ones."""
+    """Return a function that runs 4 benign and 4 attacked rounds, and returns the last record."""
 
     def play(
         attack: Attack, backdoors: Sequence[Backdoor] | None = None, **settings: Any

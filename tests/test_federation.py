@@ -61,17 +61,17 @@ def test_another_seed_gives_others(federation: Make) -> None:
 
 def test_clients_train_alike_whatever_the_order_they_are_trained_in(federation: Make) -> None:
     made = federation(Spy())
-    order = made._order(start(made))
-    backwards = replace(order, jobs=order.jobs[::-1])
-    updates, _ = made.workforce.train(order)
-    reversed_updates, _ = made.workforce.train(backwards)
+    round_ = made._select(start(made))
+    backwards = replace(round_, participants=round_.participants[::-1])
+    updates, _ = made.ranks.train(round_)
+    reversed_updates, _ = made.ranks.train(backwards)
     assert torch.equal(updates, reversed_updates.flip(0))
 
 
 def test_honest_updates_do_not_depend_on_the_attack(federation: Make) -> None:
     attacked = federation(Spy())
     benign = federation(Spy(), ATTACKS.build({"name": "none"}))
-    honest = torch.tensor([not job.malicious for job in attacked.population.select(0)])
+    honest = torch.tensor([not p.malicious for p in attacked.simulation.selection.select(0)])
     assert honest.sum() == 4
     assert torch.equal(updates_of(attacked)[honest], updates_of(benign)[honest])
     assert not torch.equal(updates_of(attacked)[~honest], updates_of(benign)[~honest])
@@ -305,7 +305,7 @@ class TestBatchNorm:
 
         made = federation(Weighted(), network=self.network())
         begin = start(made)
-        _, buffers = made.workforce.train(made._order(begin))
+        _, buffers = made.ranks.train(made._select(begin))
         end, _ = made.round(begin)
         assert buffers.shape == (6, 16)
         assert not torch.allclose(buffers[0], buffers[1])
@@ -332,50 +332,56 @@ class TestBatchNorm:
         assert record["MA"] > without + 0.05
 
     def test_a_single_left_over_sample_does_not_break_training(self, federation: Make) -> None:
-        n_samples = len(federation().population.shards[0])
+        n_samples = len(federation().simulation.data.shards[0])
         made = federation(Spy(), network=self.network(), batch_size=n_samples - 1)
         made.round(start(made))
 
 
 class TestSelection:
     def test_a_round_draws_its_clients_from_the_pool(self, federation: Make) -> None:
-        population = federation(pool=20, n_clients=6, pmr=0.5).population
-        rounds = [population.select(index) for index in range(10)]
-        for jobs in rounds:
-            ids = [job.client for job in jobs]
+        simulation = federation(pool=20, n_clients=6, pmr=0.5).simulation
+        rounds = [simulation.selection.select(index) for index in range(10)]
+        for participants in rounds:
+            ids = [p.client for p in participants]
             assert ids == sorted(set(ids))
             assert len(ids) == 6
-            assert sum(job.malicious for job in jobs) == 3
-            assert {j.client for j in jobs if j.malicious} <= set(population.malicious)
-        assert len({tuple(job.client for job in jobs) for jobs in rounds}) > 1
-        assert len(population.malicious) == 10
+            assert sum(p.malicious for p in participants) == 3
+            assert {j.client for j in participants if j.malicious} <= set(
+                simulation.selection.malicious
+            )
+        assert len({tuple(p.client for p in participants) for participants in rounds}) > 1
+        assert len(simulation.selection.malicious) == 10
 
     def test_a_larger_pmr_adds_to_the_malicious_clients_of_a_smaller(
         self, federation: Make
     ) -> None:
-        few, many = (set(federation(pmr=pmr).population.malicious) for pmr in (0.34, 0.67))
+        few, many = (
+            set(federation(pmr=pmr).simulation.selection.malicious) for pmr in (0.34, 0.67)
+        )
         assert few < many
 
     @pytest.mark.parametrize(("pmr", "n"), [(0, 0), (0.2, 6), (0.3, 9), (0.5, 15), (1, 30)])
     def test_the_number_of_malicious_clients_is_exact(
         self, federation: Make, pmr: float, n: int
     ) -> None:
-        jobs = federation(pmr=pmr, n_clients=30).population.select(0)
-        assert sum(job.malicious for job in jobs) == n
+        participants = federation(pmr=pmr, n_clients=30).simulation.selection.select(0)
+        assert sum(p.malicious for p in participants) == n
 
     def test_pretraining_is_benign_and_draws_the_same_whatever_the_pmr(
         self, federation: Make
     ) -> None:
-        few, many = (federation(pool=20, pmr=pmr).population.select(-3) for pmr in (0.0, 0.5))
+        few, many = (
+            federation(pool=20, pmr=pmr).simulation.selection.select(-3) for pmr in (0.0, 0.5)
+        )
         assert few == many
-        assert not any(job.malicious for job in many)
+        assert not any(p.malicious for p in many)
 
 
 def test_pretraining_is_plain_averaging(federation: Make) -> None:
     made = federation(Spy(), ATTACKS.build({"name": "none"}), pretrain_rounds=2)
     begin = made.initial()
     assert begin.next_round == -2
-    updates, _ = made.workforce.train(made._order(begin))
+    updates, _ = made.ranks.train(made._select(begin))
     end = made.pretrain(begin)
     torch.testing.assert_close(end.params, begin.params + updates.mean(dim=0))
     assert end.next_round == -1
@@ -391,14 +397,14 @@ def test_a_backdoor_takes_hold_without_a_defense_and_not_without_an_attack(
 
 def test_models_are_measured_when_it_is_due(federation: Make) -> None:
     made = federation(rounds=5, evaluate_every=2)
-    measured = made.workforce.evaluate
+    measured = made.ranks.evaluate
     asked: list[Tensor] = []
 
     def evaluate(params: Tensor, buffers: Tensor) -> list[float | None]:
         asked.append(params)
         return measured(params, buffers)
 
-    made.workforce.evaluate = evaluate  # type: ignore[method-assign]
+    made.ranks.evaluate = evaluate  # type: ignore[method-assign]
     state, records = replace(made.initial(), next_round=0), []
     for _ in range(5):
         state, record = made.round(state)
@@ -425,10 +431,11 @@ def test_measuring_less_often_changes_no_model(federation: Make) -> None:
 @pytest.mark.parametrize("n_parts", [1, 2, 3, 7])
 def test_parts_of_an_evaluation_add_up(federation: Make, n_parts: int) -> None:
     made = federation()
-    population, start = made.population, made.initial()
-    whole = population.count_right(start.params, start.buffers, 0, 1)
+    simulation, start = made.simulation, made.initial()
+    whole = simulation.evaluator.count_correct(start.params, start.buffers, 0, 1)
     parts = [
-        population.count_right(start.params, start.buffers, i, n_parts) for i in range(n_parts)
+        simulation.evaluator.count_correct(start.params, start.buffers, i, n_parts)
+        for i in range(n_parts)
     ]
     assert torch.equal(sum(parts), whole)
     assert whole.sum() > 0

@@ -127,12 +127,12 @@ def test_a_model_that_does_not_fit_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError) as told:
         run(config(tmp_path, pretrained=str(file), model={"name": "mlp", "hidden": [5]}))
     assert str(told.value) == (
-        f"pretrained={file}: a model of 3,190 parameters, this run's has 3,985"
+        f"pretrained={file}: its model has 3,190 parameters, this run's has 3,985"
     )
     with pytest.raises(UserError, match=r"nowhere\.pt: cannot be read \(No such file"):
         Plan.of(config(tmp_path, pretrained=str(tmp_path / "nowhere.pt")))
     file.write_bytes(b"no model")
-    with pytest.raises(UserError, match=f"pretrained={file}: no checkpoint"):
+    with pytest.raises(UserError, match=f"pretrained={file}: not a fedbench checkpoint"):
         run(config(tmp_path, pretrained=str(file)))
 
 
@@ -174,7 +174,7 @@ def test_batch_norm_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ({"partition": "natural"}, "partition=natural: the samples of fmnist_sample have no owne"),
         ({"model": {"name": "lstm"}}, "model lstm: reads sequences, the samples of fmnist_sample"),
-        ({"dataset": {"name": "iot_sample"}}, "partition=main_class: goes by the label of a sam"),
+        ({"dataset": {"name": "iot_sample"}}, "partition=main_class: splits samples by label"),
         (
             {"dataset": {"name": "reddit_sample"}, "partition": "natural"},
             "model mlp: reads images, the samples of reddit_sample are of shape",

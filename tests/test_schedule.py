@@ -1,4 +1,4 @@
-"""When an attack happens, whom a round draws, and how much of the data is poisoned by then."""
+"""The schedule: attacked rounds, the participants of a round, and pdr by round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedbench.attack import ATTACKS
 from fedbench.config import RunConfig
-from fedbench.engine.population import Job
+from fedbench.engine.selection import Participant
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 
@@ -23,7 +23,7 @@ Make = Callable[..., Federation]
 
 def attacked_rounds(made: Federation, n_rounds: int = 8) -> list[int]:
     rounds = range(-2, n_rounds)
-    return [i for i in rounds if any(job.malicious for job in made.population.select(i))]
+    return [i for i in rounds if any(p.malicious for p in made.simulation.selection.select(i))]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def attacked_rounds(made: Federation, n_rounds: int = 8) -> list[int]:
         ({"attack_rounds": [4, 7], "attack_start": 4}, [4, 7]),
     ],
 )
-def test_an_attack_happens_in_exactly_the_rounds_listed(
+def test_exactly_the_listed_rounds_are_attacked(
     federation: Make, schedule: dict[str, Any], expected: list[int]
 ) -> None:
     made = federation(rounds=8, **schedule)
@@ -45,7 +45,7 @@ def test_an_attack_happens_in_exactly_the_rounds_listed(
     assert attacked_rounds(federation(attack=ATTACKS.build({"name": "none"}), **schedule)) == []
 
 
-def test_a_round_without_the_attack_is_a_benign_round(federation: Make) -> None:
+def test_a_round_without_an_attack_equals_a_benign_round(federation: Make) -> None:
     made = federation(rounds=4, attack_rounds=[1])
     benign = federation(attack=ATTACKS.build({"name": "none"}), rounds=4)
     state = replace(made.initial(), next_round=0)
@@ -60,72 +60,81 @@ def test_a_round_without_the_attack_is_a_benign_round(federation: Make) -> None:
 
 @pytest.mark.parametrize("schedule", [{}, {"attack_start": 2}, {"attack_rounds": [1, 3]}])
 @pytest.mark.parametrize("malicious", ["fixed", "sampled"])
-def test_whom_a_round_draws_does_not_depend_on_the_attack(
+def test_participants_do_not_depend_on_the_attack(
     federation: Make, malicious: str, schedule: dict[str, Any]
 ) -> None:
     common = {"n_clients": [4, 8], "pool": 20, "malicious": malicious, "pmr": 0.3}
-    attacked = federation(**common, **schedule).population
-    benign = federation(attack=ATTACKS.build({"name": "none"}), **common).population
+    attacked = federation(**common, **schedule).simulation
+    benign = federation(attack=ATTACKS.build({"name": "none"}), **common).simulation
     for index in range(-2, 6):
-        ids = [[job.client for job in p.select(index)] for p in (attacked, benign)]
+        ids = [[p.client for p in made.selection.select(index)] for made in (attacked, benign)]
         assert ids[0] == ids[1]
         assert len(set(ids[0])) == attacked.config.n_clients_in(index)
 
 
-def test_a_range_of_clients_has_its_share_of_malicious_ones_in_every_round(
+def test_pmr_holds_in_every_round_of_a_range_of_clients(
     federation: Make,
 ) -> None:
-    made = federation(n_clients=[3, 9], pool=20, pmr=0.3).population
+    made = federation(n_clients=[3, 9], pool=20, pmr=0.3).simulation
     sizes = set()
     for index in range(-10, 40):
-        jobs = made.select(index)
+        participants = made.selection.select(index)
         n = made.config.n_clients_in(index)
-        assert len({job.client for job in jobs}) == len(jobs) == n
+        assert len({p.client for p in participants}) == len(participants) == n
         expected = int(0.3 * n + 0.5) if index >= 0 else 0
-        assert sum(job.malicious for job in jobs) == expected
+        assert sum(p.malicious for p in participants) == expected
         sizes.add((index < 0, n))
     assert {n for benign, n in sizes if not benign} == {*range(3, 10)}
     assert len({n for benign, n in sizes if benign}) > 2
 
 
 @pytest.mark.parametrize("malicious", ["fixed", "sampled"])
-def test_a_range_of_one_number_is_that_number(federation: Make, malicious: str) -> None:
+def test_a_range_of_one_number_equals_that_number(federation: Make, malicious: str) -> None:
     number, range_ = (
-        federation(n_clients=n, pool=20, malicious=malicious).population for n in (6, [6, 6])
+        federation(n_clients=n, pool=20, malicious=malicious).simulation.selection
+        for n in (6, [6, 6])
     )
     assert [number.select(i) for i in range(-3, 9)] == [range_.select(i) for i in range(-3, 9)]
 
 
 class TestMalicious:
-    def drawn(self, federation: Make, malicious: str, n_rounds: int = 400) -> list[list[Job]]:
+    def drawn(
+        self, federation: Make, malicious: str, n_rounds: int = 400
+    ) -> list[list[Participant]]:
         made = federation(pool=20, n_clients=6, pmr=0.3, malicious=malicious)
-        assert len(made.population.malicious) == 6
-        return [made.population.select(index) for index in range(n_rounds)]
+        assert len(made.simulation.selection.malicious) == 6
+        return [made.simulation.selection.select(index) for index in range(n_rounds)]
 
     def test_fixed_is_the_same_number_in_every_round(self, federation: Make) -> None:
-        counts = {sum(job.malicious for job in jobs) for jobs in self.drawn(federation, "fixed")}
+        counts = {
+            sum(p.malicious for p in participants)
+            for participants in self.drawn(federation, "fixed")
+        }
         assert counts == {2}
 
-    def test_sampled_is_what_a_draw_of_six_of_twenty_gives(self, federation: Make) -> None:
-        """Hypergeometric: P(k) = C(6, k) C(14, 6 - k) / C(20, 6)."""
+    def test_sampled_is_hypergeometric(self, federation: Make) -> None:
+        """P(k) = C(6, k) C(14, 6 - k) / C(20, 6)."""
         drawn = self.drawn(federation, "sampled")
         share = {0: 0.0775, 1: 0.3099, 2: 0.3874, 3: 0.1878, 4: 0.0352, 5: 0.0022}
-        counts = Counter(sum(job.malicious for job in jobs) for jobs in drawn)
+        counts = Counter(sum(p.malicious for p in participants) for participants in drawn)
         for k, expected in share.items():
             assert counts[k] / len(drawn) == pytest.approx(expected, abs=0.08)
-        everyone = Counter(job.client for jobs in drawn for job in jobs)
-        assert min(everyone.values()) > 0.7 * 400 * 6 / 20  # nobody is drawn less than others
+        everyone = Counter(p.client for participants in drawn for p in participants)
+        assert min(everyone.values()) > 0.7 * 400 * 6 / 20  # no client is drawn less often
 
-    def test_both_mean_the_same_when_all_take_part(self, federation: Make) -> None:
+    def test_both_are_equal_if_all_clients_take_part(self, federation: Make) -> None:
         fixed, sampled = (
-            federation(malicious=kind).population.select(3) for kind in ("fixed", "sampled")
+            federation(malicious=kind).simulation.selection.select(3)
+            for kind in ("fixed", "sampled")
         )
         assert fixed == sampled
 
-    def test_a_round_that_drew_nobody_malicious_is_benign(self, federation: Make) -> None:
+    def test_a_round_that_draws_no_malicious_client_is_benign(self, federation: Make) -> None:
         made = federation(pool=20, n_clients=6, pmr=0.1, malicious="sampled")
         index = next(
-            i for i in range(50) if not any(j.malicious for j in made.population.select(i))
+            i
+            for i in range(50)
+            if not any(j.malicious for j in made.simulation.selection.select(i))
         )
         _, record = made.round(replace(made.initial(), next_round=index))
         assert (record["attacked"], record["pdr"], record["TPR"]) == (False, None, None)
@@ -134,7 +143,7 @@ class TestMalicious:
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        # the three of the paper's appendix on small changes
+        # the three schedules in the paper's appendix on small changes
         ((0.1, 0.1, 0.75), [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.75]),
         ((0.01, 0.01, 0.1), [0.01 * k for k in range(1, 11)] + [0.1]),
         ((0.1, 0.01, 0.2), [0.1 + 0.01 * k for k in range(11)] + [0.2]),
@@ -157,13 +166,13 @@ def test_pdr_by_round(
 
 @settings(derandomize=True)
 @given(st.floats(0, 1), st.floats(-1, 1), st.integers(0, 100))
-def test_pdr_is_always_a_share(pdr: float, step: float, index: int) -> None:
+def test_pdr_stays_between_0_and_1(pdr: float, step: float, index: int) -> None:
     config = RunConfig(pdr=pdr, pdr_step=step)
     assert 0 <= config.pdr_in(index) <= 1
     assert config.pdr_in(0) == pdr
 
 
-def test_the_scheduled_share_is_poisoned_and_recorded(federation: Make) -> None:
+def test_the_scheduled_pdr_is_applied_and_recorded(federation: Make) -> None:
     class Counting(type(ATTACKS.build({"name": "constrain_and_scale"}))):  # type: ignore[misc]
         def poison(self, x, y, poisoning):  # type: ignore[no-untyped-def]
             poisoned = super().poison(x, y, poisoning)
@@ -188,13 +197,13 @@ def test_the_scheduled_share_is_poisoned_and_recorded(federation: Make) -> None:
         ({"attack_rounds": []}, r"attack_rounds=\[\]: must be rounds from"),
         ({"attack_rounds": [2, 5], "attack_start": 3}, r"attack_rounds=\[2, 5\]: .*attack_start=3"),
         ({"pdr_step": float("nan")}, "pdr_step=nan: must be finite"),
-        ({"pdr_step": 0.1, "pdr_end": 0.3}, r"pdr_end=0\.3: must be from pdr=0\.5 to 1"),
-        ({"pdr_step": 0.1, "pdr_end": 1.5}, r"pdr_end=1\.5: must be from pdr=0\.5 to 1"),
-        ({"pdr_step": -0.1, "pdr_end": 0.7}, r"pdr_end=0\.7: must be from 0 to pdr=0\.5"),
-        ({"pdr_end": 0.7}, r"pdr_step=0\.0: must be other than 0 to reach pdr_end=0\.7"),
+        ({"pdr_step": 0.1, "pdr_end": 0.3}, r"pdr_end=0\.3: must be between pdr=0\.5 and 1"),
+        ({"pdr_step": 0.1, "pdr_end": 1.5}, r"pdr_end=1\.5: must be between pdr=0\.5 and 1"),
+        ({"pdr_step": -0.1, "pdr_end": 0.7}, r"pdr_end=0\.7: must be between 0 and pdr=0\.5"),
+        ({"pdr_end": 0.7}, r"pdr_step=0\.0: must be other than 0, to reach pdr_end=0\.7"),
         ({"malicious": "some"}, "malicious=some: must be one of fixed, sampled"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_told(values: dict[str, Any], message: str) -> None:
+def test_an_impossible_schedule_is_a_user_error(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         replace(RunConfig(), **values).check()

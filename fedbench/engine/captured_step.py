@@ -1,9 +1,9 @@
-"""Gradients by operations that are written down once and then only repeated.
+"""Captured gradient steps: trace a step once, then replay its operations on fixed memory.
 
-In a small network most of a step is not arithmetic: autograd notes what it will have to undo,
-modules look for hooks, every operation asks for memory. A recording is the list of the operations
-that autograd makes, each with the memory that it reads and writes: on the same numbers it gives
-the same bits.
+Small networks spend most of a step on overhead: autograd builds a graph, modules look for hooks,
+every operation allocates its result. A captured step is the list of operations that autograd runs,
+each bound to the memory it reads and writes, as in a CUDA graph but on the CPU. Replaying it on the
+same numbers gives the same bits.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedbench.engine.local_training import Classifier
 
-# Layers that do the same at every step and draw nothing, and whose bookkeeping counts.
+# Layers without randomness or data-dependent control flow, in networks where overhead dominates
 LAYERS = (nn.Sequential, nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.Identity)
-SEEN = 10  # times that batches of a shape are seen, from which on they are worth a recording
+CAPTURE_AFTER = 10  # batches of one shape; capturing costs as much as many plain steps
 
-Loss = Callable[[Sequence[Tensor], Tensor, Tensor], Tensor]  # of parameters, samples and labels
-Objective = Callable[[Tensor, Sequence[Tensor]], Tensor]  # of the loss and the parameters
+Loss = Callable[[Sequence[Tensor], Tensor, Tensor], Tensor]  # (params, samples, labels) -> loss
+Objective = Callable[[Tensor, Sequence[Tensor]], Tensor]  # (loss, params) -> what is minimized
 
 aten = torch.ops.aten
-# Operations that give the same whatever the numbers are
-SAME = (
+# Operations whose result does not depend on the values of their inputs
+CONSTANT = (
     operator.getitem,
     aten.full.default,
     aten.full_like.default,
@@ -43,14 +43,14 @@ SAME = (
 )
 
 
-def can_record(module: LightningModule) -> TypeGuard[Classifier]:
-    """Whether a step of the module is the same operations every time."""
+def can_capture(module: LightningModule) -> TypeGuard[Classifier]:
+    """Whether every step of the module runs the same operations."""
     return type(module) is Classifier and all(
         type(layer) in LAYERS for layer in module.network.modules()
     )
 
 
-def loss_of(module: Classifier, decode: Callable[[Tensor], Tensor]) -> Loss:
+def loss_function(module: Classifier, decode: Callable[[Tensor], Tensor]) -> Loss:
     """The module's loss as a function of its trainable parameters, raw samples and labels."""
     names = [name for name, param in module.named_parameters() if param.requires_grad]
 
@@ -61,50 +61,52 @@ def loss_of(module: Classifier, decode: Callable[[Tensor], Tensor]) -> Loss:
     return loss
 
 
-class Gradients:
-    """Of a loss by parameters that stay where they are in memory.
+class GradientFunction:
+    """Gradients of a loss with respect to parameters that stay at one place in memory.
 
-    If `stacked`, parameters, samples and labels are those of k clients [k, ...] with a loss each.
+    If `stacked`, parameters, samples and labels are those of k clients [k, ...], each with its own
+    loss.
     """
 
     def __init__(
-        self, loss: Loss, params: Sequence[Tensor], record: bool = True, stacked: bool = False
+        self, loss: Loss, params: Sequence[Tensor], capture: bool = True, stacked: bool = False
     ) -> None:
         self.params = [param.detach().requires_grad_() for param in params]  # same memory
-        self.record, self.stacked = record, stacked
+        self.capture, self.stacked = capture, stacked
         n = len(self.params)
 
-        def both(*given: Tensor) -> tuple[Tensor, ...]:
-            """The loss; the gradients, times a slope."""
-            x, y, slope = given[n:]
-            value, pull = vjp(lambda *params: loss(params, x, y), *given[:n])[:2]
+        def loss_and_gradients(*inputs: Tensor) -> tuple[Tensor, ...]:
+            x, y, slope = inputs[n:]
+            value, pull = vjp(lambda *params: loss(params, x, y), *inputs[:n])[:2]
             return value, *pull(slope)
 
         self.loss = vmap(loss) if stacked else loss
-        self.both = vmap(both) if stacked else both
+        self.loss_and_gradients = vmap(loss_and_gradients) if stacked else loss_and_gradients
         self._seen: Counter[tuple[torch.Size, torch.Size]] = Counter()
-        self._recorded: dict[tuple[torch.Size, torch.Size], Recording] = {}
+        self._captured: dict[tuple[torch.Size, torch.Size], CapturedStep] = {}
 
     def __call__(self, x: Tensor, y: Tensor, objective: Objective | None = None) -> list[Tensor]:
-        """On a batch, of an objective if there is one; the next call overwrites them."""
-        if not self.record:
+        """Gradients on a batch, of `objective` if given; the next call overwrites them."""
+        if not self.capture:
             return self._by_autograd(x, y, objective)
         shapes = x.shape, y.shape
-        recording = self._recorded.get(shapes)
-        if recording is not None:
-            return recording(x, y, objective)
+        captured = self._captured.get(shapes)
+        if captured is not None:
+            return captured(x, y, objective)
         with torch.no_grad():
             slope = self.params[0].new_ones(x.shape[:1] if self.stacked else ())
             direct: Sequence[Tensor | None] = ()
             if objective is not None:
                 value = self.loss(tuple(self.params), x, y)
-                slope, direct = by_loss(objective, value, self.params)
+                slope, direct = objective_gradients(objective, value, self.params)
             inputs = [*(param.detach() for param in self.params), x, y, slope]
-            self._seen[shapes] += 1  # a recording takes as long as many calls
-            if self._seen[shapes] >= SEEN:
-                self._recorded[shapes] = Recording(self.both, self.params, x, y, slope)
-            _, *gradients = self.both(*inputs)
-        return added(gradients, direct)
+            self._seen[shapes] += 1
+            if self._seen[shapes] >= CAPTURE_AFTER:
+                self._captured[shapes] = CapturedStep(
+                    self.loss_and_gradients, self.params, x, y, slope
+                )
+            _, *gradients = self.loss_and_gradients(*inputs)
+        return _add(gradients, direct)
 
     def _by_autograd(self, x: Tensor, y: Tensor, objective: Objective | None) -> list[Tensor]:
         with torch.enable_grad():
@@ -113,12 +115,12 @@ class Gradients:
             return [*torch.autograd.grad(total.sum(), self.params)]
 
 
-class Recording:
-    """A loss and its gradients on batches of one shape, as calls on memory that is never moved."""
+class CapturedStep:
+    """Loss and gradients on batches of one shape, as calls on memory that never moves."""
 
     def __init__(
         self,
-        both: Callable[..., tuple[Tensor, ...]],
+        loss_and_gradients: Callable[..., tuple[Tensor, ...]],
         params: Sequence[Tensor],
         x: Tensor,
         y: Tensor,
@@ -127,9 +129,9 @@ class Recording:
         self.params = params
         self.x, self.y, self.slope = x.clone(), y.clone(), slope.clone()
         self.forward: list[Callable[[], object]] = []
-        self.backward: list[Callable[[], object]] = []  # what depends on the slope
+        self.backward: list[Callable[[], object]] = []  # calls that depend on the slope
         with torch.no_grad():
-            self.value, *self.gradients = self._written_down(both)
+            self.value, *self.gradients = self._capture(loss_and_gradients)
 
     def __call__(self, x: Tensor, y: Tensor, objective: Objective | None) -> list[Tensor]:
         self.x.copy_(x)
@@ -140,43 +142,43 @@ class Recording:
         if objective is None:
             self.slope.fill_(1)
         else:
-            slope, direct = by_loss(objective, self.value, self.params)
+            slope, direct = objective_gradients(objective, self.value, self.params)
             self.slope.copy_(slope)
         for call in self.backward:
             call()
-        return added(self.gradients, direct)
+        return _add(self.gradients, direct)
 
-    def _written_down(self, both: Callable[..., tuple[Tensor, ...]]) -> list[Tensor]:
-        """Fills the lists of calls; where the loss and the gradients will be."""
+    def _capture(self, loss_and_gradients: Callable[..., tuple[Tensor, ...]]) -> list[Tensor]:
+        """Fill the lists of calls; return the memory of the loss and of the gradients."""
         inputs = [*(param.detach() for param in self.params), self.x, self.y, self.slope]
-        traced = make_fx(both)(*inputs)
-        known: dict[Node, Any] = {}
-        late: set[Node] = set()
+        traced = make_fx(loss_and_gradients)(*inputs)
+        results: dict[Node, Any] = {}
+        after_slope: set[Node] = set()
         for node in traced.graph.nodes:
             if node.op == "placeholder":
-                known[node] = inputs[len(known)]
+                results[node] = inputs[len(results)]
             elif node.op == "get_attr":
-                known[node] = getattr(traced, node.target)
+                results[node] = getattr(traced, node.target)
             elif node.op == "output":
-                return [known[result] for result in node.args[0]]
+                return [results[result] for result in node.args[0]]
             else:
-                args = map_arg(node.args, known.__getitem__)
-                kwargs = map_arg(node.kwargs, known.__getitem__)
-                known[node] = node.target(*args, **kwargs)
-                call = again(node.target, args, kwargs, known[node])
-                if late & {*node.all_input_nodes}:
-                    late.add(node)
+                args = map_arg(node.args, results.__getitem__)
+                kwargs = map_arg(node.kwargs, results.__getitem__)
+                results[node] = node.target(*args, **kwargs)
+                call = _replay_call(node.target, args, kwargs, results[node])
+                if after_slope & {*node.all_input_nodes}:
+                    after_slope.add(node)
                 if call is not None:
-                    (self.backward if node in late else self.forward).append(call)
-            if known[node] is self.slope:
-                late.add(node)
-        raise AssertionError("a graph ends with its output")
+                    (self.backward if node in after_slope else self.forward).append(call)
+            if results[node] is self.slope:
+                after_slope.add(node)
+        raise AssertionError("an fx graph ends with its output node")
 
 
-def by_loss(
+def objective_gradients(
     objective: Objective, value: Tensor, params: Sequence[Tensor]
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
-    """The slope of an objective by the loss, and its gradients but for those through the loss."""
+    """Derivative of an objective by the loss, and by the parameters other than through the loss."""
     with torch.enable_grad():
         value = value.detach().requires_grad_()
         total = objective(value, params)
@@ -184,26 +186,28 @@ def by_loss(
     return torch.zeros_like(value) if slope is None else slope, direct
 
 
-def added(gradients: list[Tensor], more: Sequence[Tensor | None]) -> list[Tensor]:
-    """In place."""
-    for gradient, other in zip(gradients, more, strict=False):
+def _add(gradients: list[Tensor], others: Sequence[Tensor | None]) -> list[Tensor]:
+    """Add in place."""
+    for gradient, other in zip(gradients, others, strict=False):
         if other is not None:
             gradient.add_(other)
     return gradients
 
 
-def again(
+def _replay_call(
     operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
 ) -> Callable[[], object] | None:
-    """A call that does the operation once more, into the same result; None for a result that is
-    part of what it is made of, or the same every time."""
-    if operation in SAME or _storages(result) & _storages([*args, *kwargs.values()]):
+    """A call that recomputes an operation into the memory of its result.
+
+    None if the result is a view of an input, or a constant: it needs no recomputation.
+    """
+    if operation in CONSTANT or _storages(result) & _storages([*args, *kwargs.values()]):
         return None
-    if operation is aten.relu.default:  # what it is made of
+    if operation is aten.relu.default:  # relu has no out= variant; clamp_min is its kernel
         return partial(torch.clamp_min, *args, 0, out=result)
     if operation is aten._to_copy.default:
         return partial(result.copy_, *args)
-    variant, names = _into(operation)
+    variant, names = _out_variant(operation)
     if variant is None:
         return lambda: [*map(Tensor.copy_, _tuple(result), _tuple(operation(*args, **kwargs)))]
     return partial(variant, *args, **kwargs, **dict(zip(names, _tuple(result), strict=True)))
@@ -218,19 +222,23 @@ def _tuple(result: Any) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _into(operation: Any) -> tuple[Callable[..., Any] | None, list[str]]:
-    """The variant of an operation that writes into given memory, and how that is called."""
+def _out_variant(operation: Any) -> tuple[Callable[..., Any] | None, list[str]]:
+    """The out= variant of an operation, and the names of its output arguments."""
 
-    def read(overload: Any) -> list[tuple[str, str]]:
+    def inputs(overload: Any) -> list[tuple[str, str]]:
         return [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
 
     packet = operation.overloadpacket
     for name in packet.overloads():
         overload = getattr(packet, name)
         outs = [argument.name for argument in overload._schema.arguments if argument.is_out]
-        # Those that are generated copy what the usual operation gives.
-        if outs and read(overload) == read(operation) and torch.Tag.generated not in overload.tags:
-            # The function of torch, if there is one, takes half as long to be called.
+        # Generated variants compute as usual and then copy: they save nothing.
+        if (
+            outs
+            and inputs(overload) == inputs(operation)
+            and torch.Tag.generated not in overload.tags
+        ):
+            # Where torch.<name> exists, calling it takes half as long as the overload.
             function = getattr(torch, packet.__name__, None) if outs == ["out"] else None
             return function or overload, outs
     return None, []

@@ -1,4 +1,4 @@
-"""How the clients of a round are trained: one after another, or several stacked into one."""
+"""Executors: how the clients of a round are trained, and on which devices."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING
 from fedbench.errors import UserError
 from fedbench.registry import Registry
 
-if TYPE_CHECKING:  # Lightning takes seconds to import: mistakes are told before it is
-    from fedbench.engine.population import Population
-    from fedbench.engine.sequential import Trainer
+if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
+    from fedbench.config import RunConfig
+    from fedbench.engine.backend import Backend
+    from fedbench.engine.replica import ModelReplica
 
 ACCELERATORS = ("cpu", "gpu", "cuda", "mps", "auto")
 PRECISIONS = ("32-true", "bf16-mixed")
 
-# Where stacking pays on a CPU, by benchmarks/vectorized.py (docs/speed.md): in larger networks the
-# products take most of the time, and k models at once leave the cache.
-STACKED_PARAMS = 100_000
-STACKED_WORK = 1_000_000  # parameters times samples of a batch
+# Where stacking is at least 1.15 times as fast as sequential training with captured steps, on CPUs
+# (python -m benchmarks value; docs/speed.md).
+STACKED_BATCH = 16
+STACKED_WORK = 500_000  # parameters times samples of a batch
 
-# Else Lightning tells of every process that it starts. Here, so that those processes hear it too.
+# Silences a line per process that Lightning starts; set here so that those processes inherit it.
 for package in ("lightning.fabric", "lightning.pytorch"):
     logging.getLogger(f"{package}.utilities").setLevel(logging.WARNING)
 
@@ -31,12 +32,13 @@ for package in ("lightning.fabric", "lightning.pytorch"):
 class Executor(ABC):
     """Settings of an executor. Lightning Fabric owns devices, precision and processes."""
 
-    # Processes, or GPUs, each of which trains its share of the clients; None: what is free, if the
-    # run is long enough.
+    # Processes or GPUs that share the clients; None: all free ones if the run is long enough
     devices: int | None = None
-    accelerator: str = "cpu"  # cpu, gpu, cuda, mps, or auto
-    precision: str = "32-true"
-    threads: int = 1  # of each process; another number may change the last bits of the results
+    accelerator: str = "cpu"  # cpu, gpu, cuda, mps or auto
+    precision: str = "32-true"  # or bf16-mixed
+    threads: int = 1  # per process; other values may change the last bits of results
+    capture: bool = True  # replay captured steps for plain networks on the CPU; same bits
+    shared_memory: bool = True  # between processes of one Linux machine; same bits
 
     def __post_init__(self) -> None:
         if self.devices is not None and self.devices < 1:
@@ -48,13 +50,14 @@ class Executor(ABC):
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
 
-    @property
-    def full_precision(self) -> bool:
-        return self.precision == "32-true"
+    def captures(self, replica: ModelReplica) -> bool:
+        """Whether to capture steps: measured on CPUs only, and not under autocast."""
+        on_cpu = replica.fabric.device.type == "cpu"
+        return self.capture and on_cpu and self.precision == "32-true"
 
     @abstractmethod
-    def trainer(self, population: Population) -> Trainer:
-        """Who trains these clients; UserError if that cannot be."""
+    def backend(self, replica: ModelReplica, config: RunConfig) -> Backend:
+        """Return what trains clients on this rank; UserError if it cannot train this network."""
 
 
 EXECUTORS: Registry[Executor] = Registry("executor", "fedbench.engine.executors")
@@ -65,44 +68,52 @@ EXECUTORS: Registry[Executor] = Registry("executor", "fedbench.engine.executors"
 class Sequential(Executor):
     """One client after another."""
 
-    def trainer(self, population: Population) -> Trainer:
-        from fedbench.engine.sequential import OneByOne
+    def backend(self, replica: ModelReplica, config: RunConfig) -> Backend:
+        from fedbench.engine.sequential import SequentialBackend
 
-        return OneByOne(population, self.full_precision)
+        return SequentialBackend(replica, self.captures(replica))
 
 
 @EXECUTORS.register("vectorized")
 @dataclass(frozen=True)
 class Vectorized(Executor):
-    """Several clients at once: the numbers of `sequential` but for rounding."""
+    """Several clients at once: the numbers of `sequential` up to rounding."""
 
-    stack: int = 16  # clients that are trained together, at most
+    stack: int = 16  # most clients trained together
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stack < 1:
             raise ValueError(f"stack must be at least 1, got {self.stack}")
 
-    def trainer(self, population: Population) -> Trainer:
-        from fedbench.engine.vectorized import Stacks, unsuited
+    def backend(self, replica: ModelReplica, config: RunConfig) -> Backend:
+        from fedbench.engine.vectorized import VectorizedBackend, cannot_stack
 
-        if (reason := unsuited(population.module)) is not None:
-            name = population.config.model["name"]
-            raise UserError(f"executor=vectorized: not for model {name}, {reason}; take sequential")
-        return Stacks(population, self.stack, self.full_precision)
+        if (reason := cannot_stack(replica.module)) is not None:
+            name = config.model["name"]
+            raise UserError(
+                f"executor=vectorized: cannot train model {name}, {reason}; use sequential"
+            )
+        captures = self.captures(replica)
+        return VectorizedBackend(replica, self.stack, config.most_clients, captures)
 
 
 @EXECUTORS.register("auto")
 @dataclass(frozen=True)
 class Auto(Vectorized):
-    """`vectorized` where that pays, else `sequential`."""
+    """`vectorized` for small networks and batches on a CPU, else `sequential`.
 
-    def trainer(self, population: Population) -> Trainer:
-        from fedbench.engine.captured_step import can_record
-        from fedbench.engine.sequential import OneByOne
+    The limits are measurements on CPUs. On a GPU, choose `vectorized` yourself and compare.
+    """
 
-        n_params, batch_size = population.layout.n_params, population.config.batch_size
-        small = n_params <= STACKED_PARAMS and n_params * batch_size <= STACKED_WORK
-        if small and can_record(population.module):
-            return super().trainer(population)
-        return OneByOne(population, self.full_precision)
+    def backend(self, replica: ModelReplica, config: RunConfig) -> Backend:
+        from fedbench.engine.captured_step import can_capture
+        from fedbench.engine.sequential import SequentialBackend
+
+        small = (
+            config.batch_size <= STACKED_BATCH
+            and replica.layout.n_params * config.batch_size <= STACKED_WORK
+        )
+        if small and replica.fabric.device.type == "cpu" and can_capture(replica.module):
+            return super().backend(replica, config)
+        return SequentialBackend(replica, self.captures(replica))

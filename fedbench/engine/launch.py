@@ -1,4 +1,4 @@
-"""The processes of a run: how they start, what memory they keep, how they end together."""
+"""Launches the processes of a run and makes sure that they end together."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from fedbench.engine.executors import Executor
 from fedbench.errors import UserError
 from fedbench.sweep import resources
 
-KEPT_BLOCK = 256 * 2**20  # bytes; larger ones go back to the system when they are freed
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+KEPT_BLOCK = 256 * 2**20  # bytes; larger blocks return to the system when freed
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
-logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # else of each it ends
+logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # it logs each
 
 
 class WorkerError(UserError):
-    """A process of the run ended before its time, by no error of its own."""
+    """A process of the run died without raising an exception, for example by a signal."""
 
 
-def fabric_of(executor: Executor, devices: int | list[int] = 1) -> Fabric:
-    """Lightning's Fabric on so many processes or GPUs, or on the GPUs of these numbers."""
+def make_fabric(executor: Executor, devices: int | list[int] = 1) -> Fabric:
+    """Fabric on a number of processes or GPUs, or on the GPUs with the given indices."""
     strategy = "auto"
     if (devices if isinstance(devices, int) else len(devices)) > 1:
-        # Processes that run a function, not the command line again, which may be a whole sweep's.
+        # Lightning's script launchers would run the command line, perhaps a whole sweep, again.
         strategy = "ddp_fork" if _can_fork(executor) else "ddp_spawn"
     try:
         return Fabric(
@@ -51,24 +51,24 @@ def fabric_of(executor: Executor, devices: int | list[int] = 1) -> Fabric:
 
 
 def _can_fork(executor: Executor) -> bool:
-    """Forked processes start at once and share what is loaded, but not what has threads.
+    """Forked processes start fast and share loaded data, but threads do not survive a fork.
 
-    Those are GPUs, autograd wherever there are GPUs, and operations on several cores.
+    CUDA, autograd on machines with GPUs, and multi-threaded operations all use threads.
     """
-    alone = executor.threads == 1 and not torch.cuda.is_available()
-    return sys.platform == "linux" and executor.accelerator == "cpu" and alone
+    no_threads = executor.threads == 1 and not torch.cuda.is_available()
+    return sys.platform == "linux" and executor.accelerator == "cpu" and no_threads
 
 
 def launch(executor: Executor, devices: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What `function(fabric, *arguments)` returns on rank 0; it runs on every rank.
+    """Run `function(fabric, *arguments)` on every rank; return rank 0's result.
 
-    What it raises in a process of its own comes with that process's traceback.
+    An exception in another process carries that process's traceback.
     """
-    torch.set_num_threads(executor.threads)  # before a fork: threads do not come along
-    with _own_port(), _claimed(executor, devices) as places:
-        fabric = fabric_of(executor, places)
+    torch.set_num_threads(executor.threads)  # before a fork, which threads do not survive
+    with _restored_port(), _claimed_devices(executor, devices) as claimed:
+        fabric = make_fabric(executor, claimed)
         try:
-            return fabric.launch(_Rank(executor.threads, function, arguments))
+            return fabric.launch(_RankMain(executor.threads, function, arguments))
         except KeyboardInterrupt:
             _interrupt_children()
             raise
@@ -81,19 +81,21 @@ def launch(executor: Executor, devices: int, function: Callable[..., Any], *argu
 
 
 @contextmanager
-def _claimed(executor: Executor, devices: int) -> Iterator[int | list[int]]:
-    """So many processes; or GPUs, in a sweep those that no other run uses."""
+def _claimed_devices(executor: Executor, devices: int) -> Iterator[int | list[int]]:
+    """The number of devices; in a sweep on GPUs, the indices of GPUs that no other run uses."""
     n_gpus = 0 if executor.accelerator in ("cpu", "mps") else torch.cuda.device_count()
     if resources.in_sweep() and devices <= n_gpus:
-        with resources.claimed("gpus", devices, n_gpus) as numbers:
+        with resources.claim("gpus", devices, n_gpus) as numbers:
             yield numbers
     else:
         yield devices
 
 
-class _Rank:
-    """What a process does. Not a function and its arguments: Lightning looks into those, and into
-    frozen dataclasses it cannot."""
+class _RankMain:
+    """Main function of a process.
+
+    An object, because Lightning inspects function arguments and fails on frozen dataclasses.
+    """
 
     def __init__(
         self, threads: int, function: Callable[..., Any], arguments: tuple[Any, ...]
@@ -101,21 +103,20 @@ class _Rank:
         self.threads, self.function, self.arguments = threads, function, arguments
 
     def __call__(self, fabric: Fabric) -> Any:
-        keep_memory()
-        torch.set_num_threads(self.threads)  # Lightning has set what it thinks best
+        keep_freed_memory()
+        torch.set_num_threads(self.threads)  # Lightning has set its own number
         if fabric.world_size > 1:
-            end_with_parent()
+            exit_with_parent()
         if fabric.global_rank > 0:
-            # Rank 0 must not take the end of another rank for a failure of the run: it goes first.
+            # Rank 0 handles Ctrl-C first; it would take the end of another rank for a failure.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         return self.function(fabric, *self.arguments)
 
 
-def keep_memory() -> None:
-    """Lets freed memory stay with the process: else each step of training gets it anew.
+def keep_freed_memory() -> None:
+    """Make malloc keep freed memory, so that training steps do not fault in new pages.
 
-    New pages were seen to cost a convolutional network a quarter of its time. Only glibc can be
-    told so.
+    Page faults took a quarter of the time of a convolutional network. Works with glibc only.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -125,14 +126,14 @@ def keep_memory() -> None:
     mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def end_with_parent() -> None:
-    """Ends this process soon after its parent, which may be killed without a word."""
+def exit_with_parent() -> None:
+    """End this process soon after its parent, even if the parent is killed."""
     _watch_parent(os.getpid())
 
 
 @cache
 def _watch_parent(process: int) -> None:
-    """Once in a process; a fork's child has the cache of its parent, but not the thread."""
+    """Start one watcher per process; a forked child inherits the cache but not the thread."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -144,8 +145,8 @@ def _watch_parent(process: int) -> None:
 
 
 @contextmanager
-def _own_port() -> Iterator[None]:
-    """Lightning keeps the port of one launch for the next, and for the processes started then."""
+def _restored_port() -> Iterator[None]:
+    """Undo Lightning's MASTER_PORT, which the next launch would otherwise reuse."""
     before = os.environ.get("MASTER_PORT")
     try:
         yield
@@ -156,10 +157,10 @@ def _own_port() -> Iterator[None]:
 
 
 def _interrupt_children() -> None:
-    """A terminal interrupts all processes of a command, but `kill -INT` only the one named."""
+    """Pass an interrupt on: Ctrl-C reaches all processes of a command, `kill -INT` only one."""
     children = multiprocessing.active_children()
-    for patience, number in ((2, signal.SIGINT), (10, signal.SIGTERM)):
-        deadline = time.monotonic() + patience
+    for grace, number in ((2, signal.SIGINT), (10, signal.SIGTERM)):
+        deadline = time.monotonic() + grace
         for child in children:
             child.join(max(deadline - time.monotonic(), 0))
         for child in children:

@@ -1,4 +1,4 @@
-"""What a client trains: a LightningModule, honest or malicious."""
+"""Local training of one client: a LightningModule, honest or malicious."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+from torch.optim.sgd import sgd
 
 from fedbench.errors import UserError
 
@@ -20,50 +21,54 @@ if TYPE_CHECKING:
 Batch = tuple[Tensor, Tensor]  # samples [B, ...] and labels
 
 
-def as_it_is(x: Tensor) -> Tensor:
+def identity(x: Tensor) -> Tensor:
     return x
 
 
 @dataclass(frozen=True)
 class AttackHooks:
-    """A malicious client's means: a training, a loss and a constraint of its own.
+    """Where an attack changes a malicious client's training.
 
-    `objective` and `project` get the parameters in the order of P.
+    `objective` and `project` receive the parameters in the order of P.
     """
 
     training: TrainingOverrides
-    objective: Callable[[Tensor, Sequence[Tensor]], Tensor]  # what to minimise, of the usual loss
-    project: Callable[[Sequence[Tensor]], None]  # after each step, in place
+    objective: Callable[[Tensor, Sequence[Tensor]], Tensor]  # (task loss, params) -> loss
+    project: Callable[[Sequence[Tensor]], None]  # in place, after each step
 
 
 @dataclass(frozen=True)
-class Training:
-    """One client's local training: what on, how long, in which order."""
+class LocalTraining:
+    """One client's local training: its samples, epochs, batches and random order."""
 
-    samples: Callable[[int], Batch]  # raw samples [n, ...] and labels of an epoch
+    samples: Callable[[int], Batch]  # epoch -> raw samples [n, ...] and labels
     epochs: int
     batch_size: int
-    rng: torch.Generator  # of the order of samples
-    decode: Callable[[Tensor], Tensor] = as_it_is  # what the network reads of raw samples
-    seed: int = 0  # of draws that layers make, such as dropout's
-    malice: AttackHooks | None = None
+    rng: torch.Generator  # shuffles the samples
+    decode: Callable[[Tensor], Tensor] = identity  # raw samples -> network input
+    seed: int = 0  # of random layers such as dropout
+    hooks: AttackHooks | None = None  # None: honest
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """A shuffled epoch: raw samples gathered once, of which the batches are views."""
+        """Shuffle an epoch once; batches are views of it."""
         x, y = self.samples(epoch)
         order = torch.randperm(len(y), generator=self.rng).to(y.device)
-        # Not x[order]: that copies element by element, this by rows.
+        # index_select copies whole rows; x[order] would copy element by element.
         shuffled = x.index_select(0, order), y.index_select(0, order)
         sizes = batch_sizes(len(y), self.batch_size)
         return zip(*(part.split(sizes) for part in shuffled), strict=True)
 
-    def lr_in(self, epoch: int, usual: float) -> float:
-        own = None if self.malice is None else self.malice.training
-        return usual if own is None else own.lr_in(epoch, self.epochs, usual)
+    def lr_in(self, epoch: int, default: float) -> float:
+        if self.hooks is None:
+            return default
+        return self.hooks.training.lr_in(epoch, self.epochs, default)
 
 
 def batch_sizes(n: int, batch_size: int) -> list[int]:
-    """A single left-over sample joins the batch before it: batch norm cannot train on one."""
+    """Sizes of an epoch's batches.
+
+    A single left-over sample joins the batch before it: batch norm cannot train on one sample.
+    """
     sizes = [batch_size] * (n // batch_size) + [n % batch_size] * (n % batch_size > 0)
     if n % batch_size == 1 and 1 < batch_size < n:
         sizes[-2:] = [batch_size + 1]
@@ -71,7 +76,7 @@ def batch_sizes(n: int, batch_size: int) -> list[int]:
 
 
 class Classifier(LightningModule):
-    """Cross-entropy and SGD around a plain network."""
+    """Trains a plain network by cross-entropy and SGD."""
 
     def __init__(
         self, network: nn.Module, lr: float, momentum: float = 0.0, weight_decay: float = 0.0
@@ -92,14 +97,11 @@ class Classifier(LightningModule):
 
     @staticmethod
     def loss(logits: Tensor, y: Tensor) -> Tensor:
-        """Of logits [B, C], or [B, T, C] for sequences."""
+        """Cross-entropy of logits [B, C], or [B, T, C] for sequences."""
         return nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten().long())
 
     def configure_optimizers(self) -> Optimizer:
-        """As new, but one object and its memory serve every client that the module is trained as.
-
-        A momentum of 0 is that of no step before.
-        """
+        """Reset and reuse one SGD for all clients; zero momentum equals no previous step."""
         if self._sgd is None:
             trainable = [p for p in self.parameters() if p.requires_grad]
             self._sgd = SGD(
@@ -114,42 +116,41 @@ class Classifier(LightningModule):
 
 
 def train(
-    module: LightningModule, training: Training, fabric: Fabric, clip_grad: float | None = None
+    module: LightningModule, training: LocalTraining, fabric: Fabric, clip_grad: float | None = None
 ) -> None:
-    """Trains `module` in place.
+    """Train `module` in place; `clip_grad` bounds the norm of all gradients together.
 
-    Gradients of all parameters together are no longer than `clip_grad`. A malicious client that
-    sets its own learning rate follows no schedule of the module's.
+    An attack that sets its own learning rate overrides the module's scheduler.
     """
     module.train()
     torch.manual_seed(training.seed)
-    optimizer, end_of_step, end_of_epoch = _optimizer(module)
-    malice, decode = training.malice, training.decode
-    has_own_lr = malice is not None and malice.training.has_own_lr
-    if has_own_lr:
-        end_of_step = end_of_epoch = _nothing
-    # A scheduler has set lr to its first value already, which a warm-up starts near 0.
-    usual = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
+    optimizer, end_step, end_epoch = _optimizer(module)
+    hooks, decode = training.hooks, training.decode
+    overrides_lr = hooks is not None and hooks.training.overrides_lr
+    if overrides_lr:
+        end_step = end_epoch = _nothing
+    # A scheduler has already set lr to its first value, which is near 0 in a warm-up.
+    default_lrs = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
     params = [p for p in module.parameters() if p.requires_grad]
     for epoch in range(training.epochs):
-        if has_own_lr:
-            for group, lr in zip(optimizer.param_groups, usual, strict=True):
+        if overrides_lr:
+            for group, lr in zip(optimizer.param_groups, default_lrs, strict=True):
                 group["lr"] = training.lr_in(epoch, lr)
         for index, (x, y) in enumerate(training.batches(epoch)):
-            for param in params:  # as `zero_grad`, which takes as long as a small layer
+            for param in params:  # Optimizer.zero_grad costs as much as a small layer
                 param.grad = None
             with fabric.autocast():
                 loss = _loss(module.training_step((decode(x), y), index))
-            if malice is not None:
-                loss = malice.objective(loss, params)
+            if hooks is not None:
+                loss = hooks.objective(loss, params)
             fabric.backward(loss)
             if clip_grad is not None:
                 nn.utils.clip_grad_norm_(params, clip_grad)
             optimizer.step()
-            if malice is not None:
-                malice.project(params)
-            end_of_step()
-        end_of_epoch()
+            if hooks is not None:
+                hooks.project(params)
+            end_step()
+        end_epoch()
 
 
 @torch.no_grad()
@@ -160,31 +161,31 @@ def sgd_step(
     momenta: list[Tensor],
     lr: float,
 ) -> None:
-    """The step of a `Classifier`'s optimizer, without the optimizer; momenta start as 0."""
-    torch._fused_sgd_(
+    """One step of a `Classifier`'s SGD without an optimizer object; momenta start at zero."""
+    sgd(
         params,
         gradients,
-        momenta if module.momentum else [],
+        momenta,  # type: ignore[arg-type]  # may hold None, and ours never do
+        fused=True,
         weight_decay=module.weight_decay,
         momentum=module.momentum,
         lr=lr,
         dampening=0.0,
         nesterov=False,
         maximize=False,
-        is_first_step=False,
     )
 
 
 @torch.no_grad()
-def clip(gradients: Sequence[Tensor], length: float) -> None:
-    """In place, all together, as torch's `clip_grad_norm_`."""
-    total = torch.stack([gradient.norm() for gradient in gradients]).norm()
+def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
+    """Clip gradients in place as `torch.nn.utils.clip_grad_norm_` does."""
+    scale = (max_norm / (nn.utils.get_total_norm(gradients) + 1e-6)).clamp(max=1)
     for gradient in gradients:
-        gradient.mul_((length / (total + 1e-6)).clamp(max=1))
+        gradient.mul_(scale)
 
 
 def _loss(output: Any) -> Tensor:
-    """Lightning lets `training_step` return the loss or a dict that holds it."""
+    """`training_step` may return the loss or a dict that holds it."""
     loss = output["loss"] if isinstance(output, dict) else output
     if not isinstance(loss, Tensor):
         raise UserError(f"training_step must return a loss, got {type(output).__name__}")
@@ -192,7 +193,7 @@ def _loss(output: Any) -> Tensor:
 
 
 def _optimizer(module: LightningModule) -> tuple[Optimizer, Callable[[], Any], Callable[[], Any]]:
-    """A fresh optimizer, with its scheduler's step at the end of each step and each epoch."""
+    """A fresh optimizer, and what its scheduler does after each step and each epoch."""
     configured: Any = module.configure_optimizers()
     scheduler: Any = None
     if isinstance(configured, dict):

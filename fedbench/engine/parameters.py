@@ -1,19 +1,27 @@
-"""A model as a flat vector. This module alone decides what is in P."""
+"""A model as flat vectors. Only this module decides what P and Q contain."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 
-class ParameterLayout:
-    """Where each parameter of a module stands in P, and each float buffer in Q.
+class FlatModel(NamedTuple):
+    """A model, or the place to write one, as flat vectors."""
 
-    P holds all trainable parameters in `named_parameters` order (a tied parameter once); Q the
+    params: Tensor  # [P]
+    buffers: Tensor  # [Q]
+
+
+class ParameterLayout:
+    """Position of each parameter of a module in P, and of each float buffer in Q.
+
+    P holds all trainable parameters in `named_parameters` order (a tied parameter once), Q the
     floating-point buffers, such as batch-norm statistics, in `named_buffers` order. Other buffers,
-    such as batch norm's counter, start every client's training as they were at first.
+    such as batch norm's step counter, are reset to their initial value for every client.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -29,22 +37,22 @@ class ParameterLayout:
 
     @property
     def params(self) -> tuple[nn.Parameter, ...]:
-        """The live parameters of the module, in the order of P."""
+        """The module's own parameters, in the order of P."""
         return self._params
 
     def read_params(self, out: Tensor | None = None) -> Tensor:
-        """[P], a copy."""
+        """Copy the parameters to [P]."""
         return _read(self._params, out)
 
     def read_buffers(self, out: Tensor | None = None) -> Tensor:
-        """[Q], a copy."""
+        """Copy the float buffers to [Q]."""
         return _read(self._buffers, out)
 
     def write(self, params: Tensor, buffers: Tensor) -> None:
-        """Loads [P] and [Q] into the module."""
+        """Load [P] and [Q] into the module."""
         _write(self._params, params)
         _write(self._buffers, buffers)
-        for counter, start in self._counters:  # one client's count must not reach the next
+        for counter, start in self._counters:  # clients must not see each other's counts
             counter.copy_(start)
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a run: what rank 0 asks of them, and what they make of it."""
+"""The ranks of a run: rank 0 sends commands, every rank does its share of the work."""
 
 from __future__ import annotations
 
@@ -7,49 +7,47 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, distributed
 
 from fedbench.backdoor import PreparedBackdoor
+from fedbench.engine.assignment import Assignment, StaticAssignment, WorkQueue
+from fedbench.engine.client_runner import ClientRunner
+from fedbench.engine.collective import collective
 from fedbench.engine.executors import Executor
-from fedbench.engine.population import Order, Population, Rows
-from fedbench.engine.transport import Board, Channel, Line, together
+from fedbench.engine.parameters import FlatModel
+from fedbench.engine.selection import Round
+from fedbench.engine.shared_memory import can_share_memory
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.transport import ProcessGroupTransport, SharedMemoryTransport, Transport
 from fedbench.errors import UserError
 from fedbench.metrics import accuracy
 
 
 @dataclass(frozen=True)
-class Briefing:
-    """The backdoors, made ready."""
-
+class SetBackdoors:
     backdoors: Sequence[PreparedBackdoor]
 
 
 @dataclass(frozen=True)
-class Course:
-    """An order, and how many ranks take part."""
-
-    order: Order
-    n_ranks: int
+class TrainRound:
+    round: Round
+    n_ranks: int  # that take part
 
 
 @dataclass(frozen=True)
-class Exam:
-    """A model to be measured, and by how many ranks."""
-
+class Evaluate:
     params: Tensor  # [P]
     buffers: Tensor  # [Q]
     n_ranks: int
 
 
-Message = Course | Briefing | Exam | None  # none: there is nothing more to do
+Command = SetBackdoors | TrainRound | Evaluate | None  # None: stop
 
 
 class ClientError(UserError):
-    """What went wrong in a client's training; with the trace, if that was on another rank."""
+    """A client's training failed; `trace` is the traceback if that was on another rank."""
 
     def __init__(self, line: str, trace: str | None = None) -> None:
         super().__init__(line)
@@ -58,140 +56,146 @@ class ClientError(UserError):
 
 
 class RankGroup:
-    """The ranks of a run: rank 0 is the server's and gives orders, the others serve."""
+    """Trains and evaluates on all ranks. Rank 0 calls its methods, the others `serve`."""
 
-    def __init__(self, executor: Executor, fabric: Fabric, population: Population) -> None:
-        self.trainer = executor.trainer(population)
-        self.fabric = fabric
-        self.population = population
-        self.room: Callable[[], int] = lambda: fabric.world_size  # ranks that may work now
-        self._channel: Channel | None = None  # made for the first order
+    def __init__(self, executor: Executor, simulation: Simulation) -> None:
+        replica, config = simulation.replica, simulation.config
+        self.simulation = simulation
+        self.fabric = replica.fabric
+        self.backend = executor.backend(replica, config)
+        self.runner = ClientRunner(simulation, self.backend)
+        # Ranks that may work now; a sweep changes it as other runs end.
+        self.available: Callable[[], int] = lambda: self.fabric.world_size
+        like = FlatModel(replica.layout.read_params(), replica.layout.read_buffers())
+        self.assignment: Assignment
+        self.transport: Transport
+        if executor.shared_memory and can_share_memory(self.fabric):
+            self.assignment = WorkQueue(self.fabric)
+            self.transport = SharedMemoryTransport(self.fabric, like, config.most_clients)
+        else:
+            self.assignment = StaticAssignment(self.fabric)
+            self.transport = ProcessGroupTransport(self.fabric, like)
 
     def __str__(self) -> str:
-        """`sequential on 2 processes`: what was chosen, for people."""
+        """`sequential on 2 processes`: the choice that the first line of a run shows."""
         where = self.fabric.device.type
         kind = "process" if where == "cpu" else f"{where} device"
         n = self.fabric.world_size
         plural = ("es" if where == "cpu" else "s") * (n > 1)
-        return f"{self.trainer.name} on {n} {kind}{plural}"
+        return f"{self.backend.name} on {n} {kind}{plural}"
 
-    def brief(self, backdoors: Sequence[PreparedBackdoor]) -> None:
-        """Gives every rank the backdoors that are made ready."""
-        self._exchange(Briefing(tuple(backdoors)))
-        self.population.brief(backdoors)
+    def set_backdoors(self, backdoors: Sequence[PreparedBackdoor]) -> None:
+        self._broadcast(SetBackdoors(tuple(backdoors)))
+        self.simulation.set_backdoors(backdoors)
 
-    def train(self, order: Order) -> tuple[Tensor, Tensor]:
-        """Updates [N, P] and buffers [N, Q] of the order's clients, in the order of its jobs."""
-        course = Course(order, self._n_ranks())
-        self._exchange(course)
-        return self._train_share(course)
+    def train(self, round_: Round) -> tuple[Tensor, Tensor]:
+        """Updates [N, P] and buffers [N, Q] of the participants, in their order."""
+        command = TrainRound(round_, self._n_ranks())
+        self._broadcast(command)
+        return self._train_share(command)
 
     def evaluate(self, params: Tensor, buffers: Tensor) -> list[float | None]:
-        """Of every probe of the population, the share of right predictions."""
-        exam = Exam(params, buffers, self._n_ranks())
-        self._exchange(exam)
-        counts = self._evaluate_share(exam)
-        return [*map(accuracy, self.population.probes, counts.tolist())]
+        """Accuracy on each evaluation set: MA, then the BA of each backdoor."""
+        command = Evaluate(params, buffers, self._n_ranks())
+        self._broadcast(command)
+        counts = self._evaluate_share(command)
+        return [*map(accuracy, self.simulation.evaluator.sets, counts.tolist())]
 
     def serve(self) -> None:
-        """Does this rank's share of all that the server asks for, until it sends nothing."""
-        while (message := self._exchange(None)) is not None:
-            if isinstance(message, Briefing):
-                self.population.brief(message.backdoors)
-            elif isinstance(message, Exam):
-                self._evaluate_share(message)
+        """Do this rank's share of every command until rank 0 stops."""
+        while (command := self._broadcast(None)) is not None:
+            if isinstance(command, SetBackdoors):
+                self.simulation.set_backdoors(command.backdoors)
+            elif isinstance(command, Evaluate):
+                self._evaluate_share(command)
             else:
-                with suppress(UserError):  # rank 0 has it too, and tells it
-                    self._train_share(message)
+                with suppress(UserError):  # rank 0 raises and reports it
+                    self._train_share(command)
+
+    def stop(self) -> None:
+        """End `serve` on the other ranks."""
+        self._broadcast(None)
 
     def _n_ranks(self) -> int:
-        return min(self.room(), self.fabric.world_size)
+        return min(self.available(), self.fabric.world_size)
 
-    def dismiss(self) -> None:
-        """Ends `serve`."""
-        self._exchange(None)
-
-    def _exchange(self, message: Message) -> Message:
-        """What rank 0 holds, on every rank and there on its device."""
+    def _broadcast(self, command: Command) -> Command:
+        """Rank 0's command, on every rank and its device."""
         if self.fabric.world_size == 1:
-            return message
+            return command
         packed = io.BytesIO()
         if self.fabric.global_rank == 0:
-            torch.save(message, packed)
-        with together():
+            torch.save(command, packed)
+        with collective():
             sent = io.BytesIO(self.fabric.broadcast(packed.getvalue()))
         if self.fabric.global_rank == 0:
-            return message
-        received: Message = torch.load(sent, map_location=self.fabric.device, weights_only=False)
+            return command
+        received: Command = torch.load(sent, map_location=self.fabric.device, weights_only=False)
         return received
 
-    def _evaluate_share(self, exam: Exam) -> Tensor:
-        ranks, rank = self.fabric.world_size, self.fabric.global_rank
-        population, n_probes = self.population, len(self.population.probes)
-        if rank < exam.n_ranks:
-            counts = population.count_right(exam.params, exam.buffers, rank, exam.n_ranks)
+    def _evaluate_share(self, command: Evaluate) -> Tensor:
+        rank, evaluator = self.fabric.global_rank, self.simulation.evaluator
+        if rank < command.n_ranks:
+            model = command.params, command.buffers
+            counts = evaluator.count_correct(*model, rank, command.n_ranks)
         else:
-            counts = torch.zeros(n_probes, dtype=torch.long, device=self.fabric.device)
-        if ranks > 1:
-            with together():
+            counts = torch.zeros(len(evaluator.sets), dtype=torch.long, device=self.fabric.device)
+        if self.fabric.world_size > 1:
+            with collective():
                 distributed.all_reduce(counts)
         return counts
 
-    def _train_share(self, course: Course) -> tuple[Tensor, Tensor]:
-        """Rank 0 gets all rows, the others none."""
-        order, layout, rank = course.order, self.population.layout, self.fabric.global_rank
-        n_rows = len(order.jobs) if rank == 0 else 0
-        updates = order.params.new_empty(n_rows, layout.n_params)
-        buffers = order.buffers.new_empty(n_rows, layout.n_buffers)
-        out = [Rows(*row) for row in zip(updates, buffers, strict=True)]
-        portions = self.trainer.portions(order)
-        costs = [sum(self.population.cost(order, order.jobs[i]) for i in p) for p in portions]
-        channel = self._channel_like(Rows(order.params, order.buffers))
+    def _train_share(self, command: TrainRound) -> tuple[Tensor, Tensor]:
+        """Train this rank's clients; the result is complete on rank 0 only."""
+        round_, rank = command.round, self.fabric.global_rank
+        participants, data = round_.participants, self.simulation.data
+        n_rows = len(participants) if rank == 0 else 0
+        updates = round_.params.new_empty(n_rows, len(round_.params))
+        buffers = round_.buffers.new_empty(n_rows, len(round_.buffers))
+        out = [FlatModel(*row) for row in zip(updates, buffers, strict=True)]
+        costs = [data.cost(round_.index, participant) for participant in participants]
+        groups = self.backend.groups(costs, [p.malicious for p in participants])
+        group_costs = [sum(costs[i] for i in group) for group in groups]
+        trained: set[int] = set()
         failure: UserError | None = None
         try:
-            for place in channel.deal(portions, costs, course.n_ranks):
-                portion = portions[place]
-                rows = [out[i] if rank == 0 else channel.place(i) for i in portion]
-                self._train_portion(order, portion, rows)
+            for position in self.assignment.groups(group_costs, command.n_ranks):
+                group = groups[position]
+                rows = [out[i] if rank == 0 else self.transport.slot(i) for i in group]
+                self._run_group(round_, group, rows)
+                trained.update(group)
         except UserError as error:
             failure = error
-        self._raise_any(failure)
-        channel.collect(out)
+        self._raise_anywhere(failure)
+        if rank == 0:
+            self.assignment.end_round()
+        self.transport.collect(out, trained, len(participants))
         return updates, buffers
 
-    def _channel_like(self, like: Rows) -> Channel:
-        """One for all rounds, with room for the most clients that a round may have."""
-        if self._channel is None:
-            most = self.population.config.most_clients
-            shared = Board.suits(self.fabric)
-            self._channel = Board(self.fabric, like, most) if shared else Line(self.fabric, like)
-        return self._channel
-
-    def _train_portion(self, order: Order, portion: Sequence[int], rows: Sequence[Rows]) -> None:
-        population, jobs = self.population, [order.jobs[i] for i in portion]
-
+    def _run_group(self, round_: Round, group: Sequence[int], rows: Sequence[FlatModel]) -> None:
+        participants = [round_.participants[i] for i in group]
         try:
-            population.train(order, jobs, rows, partial(self.trainer.fit, order))
+            self.runner.run(round_, participants, rows)
         except UserError:
             raise
         except Exception as error:
-            who = ", ".join(str(job.client) for job in jobs)
+            who = ", ".join(str(participant.client) for participant in participants)
             reason = f"{type(error).__name__}: {error}"
-            raise ClientError(f"client {who} in round {order.index}: {reason}") from error
+            raise ClientError(f"client {who} in round {round_.index}: {reason}") from error
 
-    def _raise_any(self, failure: UserError | None) -> None:
-        """Raises what went wrong on any rank on all of them, so that none waits for another."""
+    def _raise_anywhere(self, failure: UserError | None) -> None:
+        """Raise any rank's failure on all ranks, so that none waits for another."""
         ranks = self.fabric.world_size
         if ranks > 1:
             n_failures = torch.tensor(int(failure is not None), device=self.fabric.device)
-            with together():
+            with collective():
                 distributed.all_reduce(n_failures)
             if n_failures:
                 mine = failure and (str(failure), "".join(traceback.format_exception(failure)))
-                told: list[tuple[str, str] | None] = [None] * ranks
-                with together():
-                    distributed.all_gather_object(told, mine)
-                line, trace = next(filter(None, told))
+                reports: list[tuple[str, str] | None] = [None] * ranks
+                with collective():
+                    distributed.all_gather_object(reports, mine)
+                line, trace = next(filter(None, reports))
                 failure = failure or ClientError(line, trace)
         if failure is not None:
             raise failure

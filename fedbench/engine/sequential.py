@@ -1,87 +1,74 @@
-"""How clients are trained: one after another, here; several at once is in stacked.py."""
+"""Trains one client after another."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 
-from fedbench.engine.captured_step import Gradients, can_record, loss_of
-from fedbench.engine.local_training import Classifier, Training, clip, sgd_step, train
-from fedbench.engine.population import Order, Population, Rows
+from fedbench.engine.backend import Backend
+from fedbench.engine.captured_step import GradientFunction, can_capture, loss_function
+from fedbench.engine.local_training import (
+    Classifier,
+    LocalTraining,
+    clip_gradients,
+    sgd_step,
+    train,
+)
+from fedbench.engine.parameters import FlatModel
+from fedbench.engine.replica import ModelReplica
 
 
-class Trainer(ABC):
-    """Trains the clients of a population; one object serves all rounds."""
-
-    name: ClassVar[str]  # of the executor
-
-    def __init__(self, population: Population) -> None:
-        self.population = population
-
-    @abstractmethod
-    def portions(self, order: Order) -> list[list[int]]:
-        """The order's clients, by their places in `order.jobs`, as they are trained together.
-
-        They do not depend on the number of processes: so neither do the results.
-        """
-
-    @abstractmethod
-    def fit(self, order: Order, trainings: Sequence[Training], out: Sequence[Rows]) -> None:
-        """Trains the clients of a portion, each from the order's model, into its rows."""
-
-
-class OneByOne(Trainer):
-    """One client after another."""
+class SequentialBackend(Backend):
+    """One client after another, with captured steps where the network allows them."""
 
     name = "sequential"
 
-    def __init__(self, population: Population, full_precision: bool) -> None:
-        super().__init__(population)
-        module = population.module
-        self.plain: PlainTraining | None = None
-        if full_precision and can_record(module):
-            self.plain = PlainTraining(population, module)
+    def __init__(self, replica: ModelReplica, capture: bool) -> None:
+        super().__init__(replica)
+        self.captured: CapturedTraining | None = None
+        if capture and can_capture(replica.module):
+            self.captured = CapturedTraining(replica, replica.module)
 
-    def portions(self, order: Order) -> list[list[int]]:
-        return [[i] for i in range(len(order.jobs))]
+    def groups(self, costs: Sequence[int], malicious: Sequence[bool]) -> list[list[int]]:
+        return [[i] for i in range(len(costs))]
 
-    def fit(self, order: Order, trainings: Sequence[Training], out: Sequence[Rows]) -> None:
-        population = self.population
-        layout, clip_grad = population.layout, population.config.clip_grad
-        for training, rows in zip(trainings, out, strict=True):
-            layout.write(order.params, order.buffers)
-            if self.plain is not None:
-                self.plain.train(training, clip_grad)
+    def fit(
+        self, start: FlatModel, trainings: Sequence[LocalTraining], out: Sequence[FlatModel]
+    ) -> None:
+        replica = self.replica
+        for training, row in zip(trainings, out, strict=True):
+            replica.layout.write(*start)
+            if self.captured is not None:
+                self.captured.train(training)
             else:
-                train(population.module, training, population.fabric, clip_grad)
-            layout.read_params(out=rows.params)
-            layout.read_buffers(out=rows.buffers)
+                train(replica.module, training, replica.fabric, replica.clip_grad)
+            replica.layout.read_params(out=row.params)
+            replica.layout.read_buffers(out=row.buffers)
 
 
-class PlainTraining:
-    """What `client.train` does, to the bit, for networks that can be recorded."""
+class CapturedTraining:
+    """`local_training.train` with captured steps: the same bits, without autograd's overhead."""
 
-    def __init__(self, population: Population, module: Classifier) -> None:
+    def __init__(self, replica: ModelReplica, module: Classifier) -> None:
         self.module = module
-        self.params = [param.detach() for param in population.layout.params]  # same memory
+        self.clip_grad = replica.clip_grad
+        self.params = [param.detach() for param in replica.layout.params]  # same memory
         self.momenta = [torch.zeros_like(param) for param in self.params]
-        self.gradients = Gradients(loss_of(module, population.dataset.decode), self.params)
+        self.gradients = GradientFunction(loss_function(module, replica.decode), self.params)
 
     @torch.no_grad()
-    def train(self, training: Training, clip_grad: float | None) -> None:
-        malice = training.malice
-        objective = None if malice is None else malice.objective
+    def train(self, training: LocalTraining) -> None:
+        hooks = training.hooks
+        objective = None if hooks is None else hooks.objective
         for momentum in self.momenta:
             momentum.zero_()
         for epoch in range(training.epochs):
             lr = training.lr_in(epoch, self.module.lr)
             for x, y in training.batches(epoch):
                 gradients = self.gradients(x, y, objective)
-                if clip_grad is not None:
-                    clip(gradients, clip_grad)
+                if self.clip_grad is not None:
+                    clip_gradients(gradients, self.clip_grad)
                 sgd_step(self.module, self.params, gradients, self.momenta, lr)
-                if malice is not None:
-                    malice.project(self.params)
+                if hooks is not None:
+                    hooks.project(self.params)

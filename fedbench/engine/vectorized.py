@@ -1,4 +1,4 @@
-"""Several clients trained at once: a step of all is one step on stacked parameters [k, ...].
+"""Trains several clients at once: one step on stacked parameters [k, ...] by torch.func.vmap.
 
 Small networks spend most of a step on calling operations; here k clients share each call.
 """
@@ -15,83 +15,95 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fedbench.engine.captured_step import Gradients, can_record, loss_of
-from fedbench.engine.local_training import Batch, Classifier, Training, batch_sizes, sgd_step
-from fedbench.engine.population import Order, Population, Rows
-from fedbench.engine.sequential import Trainer
+from fedbench.engine.backend import Backend
+from fedbench.engine.captured_step import GradientFunction, can_capture, loss_function
+from fedbench.engine.local_training import (
+    Batch,
+    Classifier,
+    LocalTraining,
+    batch_sizes,
+    sgd_step,
+)
+from fedbench.engine.parameters import FlatModel
+from fedbench.engine.replica import ModelReplica
 from fedbench.errors import UserError, first_line
 from fedbench.metrics import IGNORED
 
 DROPOUT = (nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.modules.dropout._DropoutNd)
 
 
-def unsuited(module: LightningModule) -> str | None:
+def cannot_stack(module: LightningModule) -> str | None:
     """Why clients of this module cannot be stacked; None if they can."""
     if not isinstance(module, Classifier):
-        return "it brings a training of its own"
+        return "it defines its own training"
     if any(True for _ in module.buffers()):
-        return "its layers keep statistics, such as batch norm's"
+        return "its layers keep running statistics, as batch norm does"
     for layer in module.modules():
         rate = layer.dropout if isinstance(layer, nn.RNNBase) else getattr(layer, "p", 0)
         if isinstance(layer, (nn.RNNBase, *DROPOUT)) and rate > 0:
-            return "its dropout would draw otherwise than for a client by itself"
+            return "its dropout would use different random numbers"
     return None
 
 
-class Stacks(Trainer):
-    """Several clients at once, their parameters stacked."""
+class VectorizedBackend(Backend):
+    """Stacks of clients."""
 
     name = "vectorized"
 
-    def __init__(self, population: Population, size: int, full_precision: bool) -> None:
-        super().__init__(population)
-        assert isinstance(population.module, Classifier)  # see `unsuited`
-        self.module = population.module
-        self.size = size
-        self.records = full_precision and can_record(self.module)
-        k = min(size, population.config.most_clients)
-        self.params = [param.new_empty(k, *param.shape) for param in population.layout.params]
+    def __init__(
+        self, replica: ModelReplica, stack_size: int, max_clients: int, capture: bool
+    ) -> None:
+        super().__init__(replica)
+        assert isinstance(replica.module, Classifier)  # see `cannot_stack`
+        self.module = replica.module
+        self.stack_size = stack_size
+        self.capture = capture and can_capture(self.module)
+        k = min(stack_size, max_clients)
+        self.params = [param.new_empty(k, *param.shape) for param in replica.layout.params]
         self.momenta = [torch.empty_like(param) for param in self.params]
-        self._exact_loss = loss_of(self.module, population.dataset.decode)
-        self._gradients: dict[int, Gradients] = {}  # by how many clients are in the stack
+        self._loss_function = loss_function(self.module, replica.decode)
+        self._gradients: dict[int, GradientFunction] = {}  # by number of clients in the stack
 
     def _loss(self, params: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """A client's."""
-        with self.population.fabric.autocast():
-            return self._exact_loss(params, x, y)
+        with self.replica.fabric.autocast():
+            return self._loss_function(params, x, y)
 
-    def gradients(self, n: int) -> Gradients:
-        """Of the losses [n] of the first n clients of the stack."""
+    def gradients(self, n: int) -> GradientFunction:
+        """Gradients of the losses [n] of the first n clients of the stack."""
         if n not in self._gradients:
             params = [param[:n] for param in self.params]
-            self._gradients[n] = Gradients(self._loss, params, self.records, stacked=True)
+            self._gradients[n] = GradientFunction(self._loss, params, self.capture, stacked=True)
         return self._gradients[n]
 
-    def portions(self, order: Order) -> list[list[int]]:
-        """Clients of much work with others of much; malicious ones apart, for their objective."""
-        portions: list[list[int]] = []
-        for malicious in (False, True):
-            kind = [i for i, job in enumerate(order.jobs) if job.malicious is malicious]
-            kind.sort(key=lambda i: -self.population.cost(order, order.jobs[i]))
-            n_portions = math.ceil(len(kind) / self.size)
-            bounds = [len(kind) * k // n_portions for k in range(n_portions + 1) if n_portions]
-            portions += [kind[start:end] for start, end in itertools.pairwise(bounds)]
-        return portions
+    def groups(self, costs: Sequence[int], malicious: Sequence[bool]) -> list[list[int]]:
+        """Clients of similar cost; malicious ones apart, because of their objective."""
+        groups: list[list[int]] = []
+        for kind in (False, True):
+            clients = [i for i in range(len(costs)) if malicious[i] is kind]
+            clients.sort(key=lambda i: -costs[i])
+            n_groups = math.ceil(len(clients) / self.stack_size)
+            bounds = [len(clients) * k // n_groups for k in range(n_groups + 1) if n_groups]
+            groups += [clients[start:end] for start, end in itertools.pairwise(bounds)]
+        return groups
 
-    def fit(self, order: Order, trainings: Sequence[Training], out: Sequence[Rows]) -> None:
+    def fit(
+        self, start: FlatModel, trainings: Sequence[LocalTraining], out: Sequence[FlatModel]
+    ) -> None:
         if trainings:
-            stack = Stack(self, order.params, trainings)
+            stack = ClientStack(self, start.params, trainings)
             stack.train()
-            stack.write([rows.params for rows in out])
+            stack.write([row.params for row in out])
 
 
-class Stack:
-    """Clients that are trained side by side, those with the most steps first."""
+class ClientStack:
+    """Clients trained side by side, those with the most steps first."""
 
-    def __init__(self, stacks: Stacks, start: Tensor, trainings: Sequence[Training]) -> None:
-        self.stacks, self.module = stacks, stacks.module
-        self.clip_grad = stacks.population.config.clip_grad
-        # A client's samples are as many in every epoch.
+    def __init__(
+        self, backend: VectorizedBackend, start: Tensor, trainings: Sequence[LocalTraining]
+    ) -> None:
+        self.backend, self.module = backend, backend.module
+        self.clip_grad = backend.replica.clip_grad
+        # All epochs of a client have the same number of samples.
         n_steps = [
             training.epochs * len(batch_sizes(len(training.samples(0)[1]), training.batch_size))
             for training in trainings
@@ -99,51 +111,49 @@ class Stack:
         self.order = sorted(range(len(trainings)), key=lambda i: -n_steps[i])
         self.trainings = [trainings[i] for i in self.order]
         self.n_steps = [n_steps[i] for i in self.order]
-        layout, k = stacks.population.layout, len(trainings)
-        for param, place in zip(stacks.params, layout.layers.values(), strict=True):
+        layers, k = backend.replica.layout.layers, len(trainings)
+        for param, place in zip(backend.params, layers.values(), strict=True):
             param[:k] = start[place].view(param.shape[1:])
-        for momentum in stacks.momenta:
+        for momentum in backend.momenta:
             momentum[:k] = 0
 
     @torch.no_grad()
     def train(self) -> None:
-        """All steps of all clients; those who are done fall off the end of the stack."""
+        """Run all steps; finished clients drop off the end of the stack."""
         self.module.train()
-        streams = [_stream(training) for training in self.trainings]
+        streams = [_batches_with_epochs(training) for training in self.trainings]
         n = 0
-        with _explained():
+        with _explain_vmap_errors():
             for step in range(self.n_steps[0]):
-                left = sum(total > step for total in self.n_steps)
-                if left != n:
-                    n = left
-                    params = [param[:n] for param in self.stacks.params]
-                    momenta = [momentum[:n] for momentum in self.stacks.momenta]
+                n_left = sum(total > step for total in self.n_steps)
+                if n_left != n:
+                    n = n_left
+                    params = [param[:n] for param in self.backend.params]
+                    momenta = [momentum[:n] for momentum in self.backend.momenta]
                 epochs, batches = zip(*(next(stream) for stream in streams[:n]), strict=True)
-                self._step(params, self._steepest(batches), momenta, epochs)
+                self._step(params, self._gradients(batches), momenta, epochs)
 
     def write(self, rows: Sequence[Tensor]) -> None:
-        """The clients' parameters, each to its row [P], in the order that they were given."""
+        """Copy each client's parameters to its row [P]; rows are in the order of `trainings`."""
         for place, i in enumerate(self.order):
-            torch.cat([param[place].flatten() for param in self.stacks.params], out=rows[i])
+            torch.cat([param[place].flatten() for param in self.backend.params], out=rows[i])
 
-    def _steepest(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """Gradients of each client's own objective: none depends on another's parameters."""
-        x, y = (
-            _padded([batch[i] for batch in batches], fill) for i, fill in ((0, 0), (1, IGNORED))
-        )
-        malicious = any(training.malice for training in self.trainings)
-        computed = self.stacks.gradients(len(batches))(x, y, self._objective if malicious else None)
-        # They may be left transposed, which the fused step would take for what they are not.
+    def _gradients(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Gradients of each client's own objective; none depends on another's parameters."""
+        x, y = (_pad([batch[i] for batch in batches], fill) for i, fill in ((0, 0), (1, IGNORED)))
+        attacked = any(training.hooks for training in self.trainings)
+        computed = self.backend.gradients(len(batches))(x, y, self._objective if attacked else None)
+        # The fused SGD kernel would misread transposed gradients.
         gradients = [gradient.contiguous() for gradient in computed]
         if self.clip_grad is not None:
-            lengths = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)  # [k]
-            shares = (self.clip_grad / (lengths + 1e-6)).clamp(max=1)  # as in `clip`
+            norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)  # [k]
+            scales = (self.clip_grad / (norms + 1e-6)).clamp(max=1)  # as in `clip_gradients`
             for gradient in gradients:
-                gradient.mul_(_beside(shares, gradient))
+                gradient.mul_(_broadcast(scales, gradient))
         return gradients
 
     def _objective(self, losses: Tensor, params: Sequence[Tensor]) -> Tensor:
-        """The sum of what each client minimises."""
+        """Sum of the clients' objectives."""
         own = zip(*(param.unbind() for param in params), strict=True)
         return torch.stack([*map(_objective, self.trainings, losses.unbind(), own)]).sum()
 
@@ -154,7 +164,7 @@ class Stack:
         momenta: list[Tensor],
         epochs: Sequence[int],
     ) -> None:
-        """SGD, with each client's own learning rate; then what malicious clients do to theirs."""
+        """One SGD step with each client's own learning rate, then the attackers' projection."""
         trainings = self.trainings[: len(epochs)]
         rates = [t.lr_in(epoch, self.module.lr) for t, epoch in zip(trainings, epochs, strict=True)]
         if len({*rates}) == 1:
@@ -164,25 +174,24 @@ class Stack:
             for param, gradient, momentum in zip(params, gradients, momenta, strict=True):
                 gradient.add_(param, alpha=self.module.weight_decay)
                 momentum.mul_(self.module.momentum).add_(gradient)
-                param.addcmul_(momentum, _beside(steps, param))
+                param.addcmul_(momentum, _broadcast(steps, param))
         for i, training in enumerate(trainings):
-            if training.malice is not None:
-                training.malice.project([param[i] for param in params])
+            if training.hooks is not None:
+                training.hooks.project([param[i] for param in params])
 
 
-def _stream(training: Training) -> Iterator[tuple[int, Batch]]:
-    """A client's batches, each with its epoch."""
+def _batches_with_epochs(training: LocalTraining) -> Iterator[tuple[int, Batch]]:
     for epoch in range(training.epochs):
         for batch in training.batches(epoch):
             yield epoch, batch
 
 
-def _objective(training: Training, loss: Tensor, params: Sequence[Tensor]) -> Tensor:
-    return loss if training.malice is None else training.malice.objective(loss, params)
+def _objective(training: LocalTraining, loss: Tensor, params: Sequence[Tensor]) -> Tensor:
+    return loss if training.hooks is None else training.hooks.objective(loss, params)
 
 
-def _padded(parts: Sequence[Tensor], fill: int) -> Tensor:
-    """Batches as one [k, B, ...], the shorter ones filled up; what has no label does not count."""
+def _pad(parts: Sequence[Tensor], fill: int) -> Tensor:
+    """Stack batches to [k, B, ...], padding shorter ones; labels of padding are ignored."""
     longest = max(map(len, parts))
     if all(len(part) == longest for part in parts):
         return torch.stack([*parts])
@@ -192,14 +201,14 @@ def _padded(parts: Sequence[Tensor], fill: int) -> Tensor:
     return stack
 
 
-def _beside(values: Tensor, other: Tensor) -> Tensor:
-    """[k] as it multiplies [k, ...]."""
-    return values.view(-1, *[1] * (other.dim() - 1))
+def _broadcast(values: Tensor, like: Tensor) -> Tensor:
+    """Reshape [k] to multiply [k, ...]."""
+    return values.view(-1, *[1] * (like.dim() - 1))
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """What vmap does slowly it warns of at every step; what it cannot do it tells in many lines."""
+def _explain_vmap_errors() -> Iterator[None]:
+    """Silence vmap's warnings at every step; turn its long error messages into one line."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         try:
@@ -208,6 +217,6 @@ def _explained() -> Iterator[None]:
             if "vmap" not in str(error):
                 raise
             raise UserError(
-                f"executor=vectorized: this network cannot be stacked ({first_line(error)}), "
-                "take sequential"
+                f"executor=vectorized: this network cannot be stacked ({first_line(error)}); "
+                "use executor=sequential"
             ) from error

@@ -1,11 +1,10 @@
-"""Executors: whatever trains the clients, the updates are those of `client.train`."""
+"""engine.executors: every backend gives the updates of `local_training.train`."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,12 +17,19 @@ from fedbench.backdoor import BACKDOORS
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.engine import local_training
-from fedbench.engine.captured_step import SEEN, Gradients, Recording, can_record, loss_of
+from fedbench.engine.captured_step import (
+    CAPTURE_AFTER,
+    CapturedStep,
+    GradientFunction,
+    can_capture,
+    loss_function,
+)
 from fedbench.engine.executors import EXECUTORS, Auto, Executor, Sequential, Vectorized
 from fedbench.engine.local_training import Classifier
-from fedbench.engine.population import Order, Population, Rows
 from fedbench.engine.ranks import RankGroup
-from fedbench.engine.sequential import OneByOne
+from fedbench.engine.selection import Round
+from fedbench.engine.sequential import SequentialBackend
+from fedbench.engine.simulation import Simulation
 from fedbench.errors import UserError
 
 PUNCTUAL = {  # attacks that use every means a malicious client has in its training
@@ -36,37 +42,44 @@ PUNCTUAL = {  # attacks that use every means a malicious client has in its train
 
 
 @pytest.fixture
-def population(sample: Dataset, fabric: Fabric) -> Callable[..., Population]:
+def simulation(sample: Dataset, fabric: Fabric) -> Callable[..., Simulation]:
     """Makes one of eight clients, three of them malicious, and a small network."""
 
-    def make(network: nn.Module | None = None, attack: str = "none", **settings: Any) -> Population:
+    def make(network: nn.Module | None = None, attack: str = "none", **settings: Any) -> Simulation:
         usual = {"n_clients": 8, "pmr": 0.4, "batch_size": 16, "model": {"name": "small"}}
         torch.manual_seed(0)
         network = network or nn.Sequential(
             nn.Flatten(), nn.Linear(784, 24), nn.ReLU(), nn.Linear(24, 10)
         )
         built = ATTACKS.build({"name": attack, **PUNCTUAL[attack]})
-        made = Population(RunConfig(**usual | settings), sample, network, built, fabric)
-        context = made.backdoor_context(made.layout.read_params(), made.layout.read_buffers())
+        made = Simulation(RunConfig(**usual | settings), sample, network, built, fabric)
+        layout = made.replica.layout
+        context = made.backdoor_context(layout.read_params(), layout.read_buffers())
         planted = built.backdoor_settings([{"name": "patch"}])
-        made.brief([BACKDOORS.build({"name": "patch"}).prepare(context) for _ in planted])
+        made.set_backdoors([BACKDOORS.build({"name": "patch"}).prepare(context) for _ in planted])
         return made
 
     return make
 
 
-def updates(executor: Executor, population: Population) -> Tensor:
+def first_round(simulation: Simulation) -> Round:
+    layout = simulation.replica.layout
+    participants = simulation.selection.select(0)
+    return Round(0, participants, layout.read_params(), layout.read_buffers())
+
+
+def groups_of(executor: Executor, simulation: Simulation) -> list[list[int]]:
+    participants = simulation.selection.select(0)
+    costs = [simulation.data.cost(0, p) for p in participants]
+    malicious = [p.malicious for p in participants]
+    return executor.backend(simulation.replica, simulation.config).groups(costs, malicious)
+
+
+def updates(executor: Executor, simulation: Simulation) -> Tensor:
     """[N, P] of a round under attack."""
-    layout = population.layout
-    order = Order(0, population.select(0), layout.read_params(), layout.read_buffers())
-    trainer = executor.trainer(population)
-    sent = order.params.new_full((len(order.jobs), layout.n_params), torch.nan)
-    buffers = sent.new_empty(len(order.jobs), layout.n_buffers)
-    for portion in trainer.portions(order):
-        jobs = [order.jobs[i] for i in portion]
-        rows = [Rows(sent[i], buffers[i]) for i in portion]
-        population.train(order, jobs, rows, partial(trainer.fit, order))
-    layout.write(order.params, order.buffers)
+    round_ = first_round(simulation)
+    sent, _ = RankGroup(executor, simulation).train(round_)
+    simulation.replica.layout.write(round_.params, round_.buffers)
     return sent
 
 
@@ -81,14 +94,15 @@ SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("attack", PUNCTUAL)
 def test_vectorized_is_sequential_but_for_rounding(
-    population: Callable[..., Population], attack: str, settings: dict[str, Any]
+    simulation: Callable[..., Simulation], attack: str, settings: dict[str, Any]
 ) -> None:
     """In double precision, where rounding cannot turn a ReLU on that is off: to 1e-9."""
-    made = population(attack=attack, **settings)
-    made.module.double()
-    made.dataset = replace(made.dataset)
+    made = simulation(attack=attack, **settings)
+    made.replica.module.double()
     decode = made.dataset.decode
-    object.__setattr__(made.dataset, "decode", lambda x: decode(x).double())
+    made.replica.decode = lambda x: decode(x).double()
+    made.data.dataset = replace(made.dataset)
+    object.__setattr__(made.data.dataset, "decode", made.replica.decode)
     one_by_one, stacked = (updates(e, made) for e in (Sequential(), Vectorized(stack=3)))
     assert one_by_one.dtype == torch.float64
     assert one_by_one.norm(dim=1).min() > 1e-3
@@ -97,63 +111,61 @@ def test_vectorized_is_sequential_but_for_rounding(
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_vectorized_stays_within_1e_5_in_single_precision(
-    population: Callable[..., Population], settings: dict[str, Any]
+    simulation: Callable[..., Simulation], settings: dict[str, Any]
 ) -> None:
-    made = population(attack="constrain_and_scale", **settings)
+    made = simulation(attack="constrain_and_scale", **settings)
     one_by_one, stacked = (updates(e, made) for e in (Sequential(), Vectorized()))
     assert not torch.equal(stacked, one_by_one)
     errors = (stacked - one_by_one).norm(dim=1) / one_by_one.norm(dim=1)
     assert errors.max() < 1e-5
 
 
-def test_how_many_are_stacked_does_not_matter(population: Callable[..., Population]) -> None:
-    made = population(attack="constrain_and_scale")
+def test_how_many_are_stacked_does_not_matter(simulation: Callable[..., Simulation]) -> None:
+    made = simulation(attack="constrain_and_scale")
     alone, all_at_once = (updates(Vectorized(stack=k), made) for k in (1, 30))
     torch.testing.assert_close(alone, all_at_once, rtol=1e-4, atol=1e-6)
 
 
 def test_a_stack_takes_clients_of_like_work_together(
-    population: Callable[..., Population],
+    simulation: Callable[..., Simulation],
 ) -> None:
-    made = population(attack="constrain_and_scale", partition="dirichlet", dirichlet_alpha=0.3)
-    order = Order(0, made.select(0), made.layout.read_params(), made.layout.read_buffers())
-    trainer = Vectorized(stack=2).trainer(made)
-    portions = trainer.portions(order)
-    assert [len(portion) for portion in portions] == [1, 2, 2, 1, 2]
-    assert [{order.jobs[i].malicious for i in portion} for portion in portions] == (
+    made = simulation(attack="constrain_and_scale", partition="dirichlet", dirichlet_alpha=0.3)
+    participants = made.selection.select(0)
+    groups = groups_of(Vectorized(stack=2), made)
+    assert [len(group) for group in groups] == [1, 2, 2, 1, 2]
+    assert [{participants[i].malicious for i in group} for group in groups] == (
         [{False}] * 3 + [{True}] * 2
     )
-    costs = [[made.cost(order, order.jobs[i]) for i in portion] for portion in portions]
+    costs = [[made.data.cost(0, participants[i]) for i in group] for group in groups]
     for kind in (costs[:3], costs[3:]):
-        flat = [cost for portion in kind for cost in portion]
+        flat = [cost for group in kind for cost in group]
         assert flat == sorted(flat, reverse=True)
 
 
-def test_cost_counts_what_a_client_trains(population: Callable[..., Population]) -> None:
-    made = population(attack="constrain_and_scale", local_epochs=2)  # 3 epochs, and a clean update
-    order = Order(0, made.select(0), made.layout.read_params(), made.layout.read_buffers())
+def test_cost_counts_what_a_client_trains(simulation: Callable[..., Simulation]) -> None:
+    made = simulation(attack="constrain_and_scale", local_epochs=2)  # 3 epochs, and a clean update
     honest, malicious = (
-        next(job for job in order.jobs if job.malicious is kind) for kind in (False, True)
+        next(p for p in made.selection.select(0) if p.malicious is kind) for kind in (False, True)
     )
-    assert made.cost(order, honest) == 2 * len(made.shards[honest.client])
-    assert made.cost(order, malicious) == (3 + 2) * len(made.shards[malicious.client])
-    noisy = population(attack="gaussian")
-    assert noisy.cost(order, replace(malicious)) == 0
+    assert made.data.cost(0, honest) == 2 * len(made.data.shards[honest.client])
+    assert made.data.cost(0, malicious) == (3 + 2) * len(made.data.shards[malicious.client])
+    assert simulation(attack="gaussian").data.cost(0, malicious) == 0
 
 
 def test_rounds_of_different_numbers_of_clients_are_stacked_as_one_by_one(
-    population: Callable[..., Population], fabric: Fabric
+    simulation: Callable[..., Simulation], fabric: Fabric
 ) -> None:
     """By one trainer for all rounds: benign ones, with data of their own, and attacked ones."""
     benign = {"pretrain_non_iid": 0.0, "partition": "dirichlet", "dirichlet_alpha": 0.3}
-    made = population(attack="constrain_and_scale", n_clients=[5, 8], pool=10, **benign)
-    one_by_one, stacked = (RankGroup(e, fabric, made) for e in (Sequential(), Vectorized(stack=6)))
+    made = simulation(attack="constrain_and_scale", n_clients=[5, 8], pool=10, **benign)
+    one_by_one, stacked = (RankGroup(e, made) for e in (Sequential(), Vectorized(stack=6)))
     sizes = set()
     for index in range(-3, 3):
-        params, buffers = made.layout.read_params(), made.layout.read_buffers()
-        order = Order(index, made.select(index), params, buffers)
-        (expected, _), (found, _) = (force.train(order) for force in (one_by_one, stacked))
-        made.layout.write(params, buffers)
+        layout = made.replica.layout
+        params, buffers = layout.read_params(), layout.read_buffers()
+        round_ = Round(index, made.selection.select(index), params, buffers)
+        (expected, _), (found, _) = (ranks.train(round_) for ranks in (one_by_one, stacked))
+        layout.write(params, buffers)
         assert ((found - expected).norm(dim=1) / expected.norm(dim=1)).max() < 1e-5
         sizes.add(len(expected))
     assert sizes == {5, 7, 8}
@@ -162,37 +174,32 @@ def test_rounds_of_different_numbers_of_clients_are_stacked_as_one_by_one(
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("attack", PUNCTUAL)
 def test_recorded_steps_give_the_bits_of_the_usual_ones(
-    population: Callable[..., Population],
+    simulation: Callable[..., Simulation],
     attack: str,
     settings: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = population(attack=attack, **settings)
-    repeated = count_calls(monkeypatch, Recording, "__call__")
+    made = simulation(attack=attack, **settings)
+    repeated = count_calls(monkeypatch, CapturedStep, "__call__")
     recorded = updates(Sequential(), made)
     n_repeated = len(repeated)
     assert n_repeated > 10
-
-    def usual(self: Any, training: Any, clip_grad: float | None) -> None:
-        local_training.train(made.module, training, made.fabric, clip_grad)
-
-    monkeypatch.setattr("fedbench.engine.sequential.PlainTraining.train", usual)
-    assert torch.equal(updates(Sequential(), made), recorded)
+    assert torch.equal(updates(Sequential(capture=False), made), recorded)
     assert len(repeated) == n_repeated
 
 
 @pytest.mark.parametrize("attack", PUNCTUAL)
 def test_when_a_stack_is_recorded_changes_no_bit(
-    population: Callable[..., Population], attack: str, monkeypatch: pytest.MonkeyPatch
+    simulation: Callable[..., Simulation], attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It depends on what a process has trained before, which results must not."""
     unequal = {"partition": "dirichlet", "dirichlet_alpha": 0.3, "local_epochs": 6}
-    made = population(attack=attack, **unequal)
-    repeated = count_calls(monkeypatch, Recording, "__call__")
+    made = simulation(attack=attack, **unequal)
+    repeated = count_calls(monkeypatch, CapturedStep, "__call__")
     recorded = updates(Vectorized(stack=3), made)
     n_repeated = len(repeated)
     assert n_repeated > 10
-    monkeypatch.setattr("fedbench.engine.captured_step.SEEN", 10**6)
+    monkeypatch.setattr("fedbench.engine.captured_step.CAPTURE_AFTER", 10**6)
     assert torch.equal(updates(Vectorized(stack=3), made), recorded)
     assert len(repeated) == n_repeated
 
@@ -235,20 +242,22 @@ def test_a_recording_repeats_what_autograd_does(activation: nn.Module, objective
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), activation, nn.Linear(8, 3))
     params = [*network.parameters()]
-    loss, calls = loss_of(Classifier(network, 0.1), lambda x: x.float() / 255), []
+    loss, calls = loss_function(Classifier(network, 0.1), lambda x: x.float() / 255), []
 
     def counted(*given: Any) -> Tensor:
         calls.append(1)
         return loss(*given)
 
-    gradients = Gradients(counted, params)
-    for i in range(SEEN + 5):
+    gradients = GradientFunction(counted, params)
+    for i in range(CAPTURE_AFTER + 5):
         x, y = torch.randint(256, (5, 3, 4), dtype=torch.uint8), torch.randint(3, (5,))
         value = loss(params, x, y)
         total = value if objective is None else objective(value, params)
         expected = torch.autograd.grad(total, params)
         assert all(map(torch.equal, gradients(x, y, objective), expected))
-        assert len(calls) == (1 + (objective is not None)) * min(i + 1, SEEN) + (i + 1 >= SEEN)
+        assert len(calls) == (1 + (objective is not None)) * min(i + 1, CAPTURE_AFTER) + (
+            i + 1 >= CAPTURE_AFTER
+        )
         with torch.no_grad():
             for param, gradient in zip(params, expected, strict=True):
                 param -= 0.01 * gradient
@@ -259,9 +268,9 @@ def test_a_recording_repeats_what_autograd_does(activation: nn.Module, objective
 
 def test_a_recording_serves_honest_and_malicious_clients_in_turn() -> None:
     params = [torch.tensor([1.0, 2.0])]
-    gradients = Gradients(lambda w, x, y: (w[0] * x).sum() * y, params)
+    gradients = GradientFunction(lambda w, x, y: (w[0] * x).sum() * y, params)
     x, y = torch.tensor([3.0, 4.0]), torch.tensor(2.0)
-    for _ in range(SEEN):
+    for _ in range(CAPTURE_AFTER):
         gradients(x, y)
     for _ in range(2):
         assert gradients(x, y)[0].tolist() == [6, 8]
@@ -293,12 +302,12 @@ class Watched(Classifier):
     ],
 )
 def test_only_what_is_the_same_every_time_is_recorded(module: Classifier, can: bool) -> None:
-    assert can_record(module) is can
+    assert can_capture(module) is can
 
 
-def test_a_network_of_the_users_own_is_not_recorded(population: Callable[..., Population]) -> None:
-    made = population(nn.Sequential(nn.Flatten(), nn.Linear(784, 10), Switched()))
-    assert OneByOne(made, full_precision=True).plain is None
+def test_a_network_of_the_users_own_is_not_recorded(simulation: Callable[..., Simulation]) -> None:
+    made = simulation(nn.Sequential(nn.Flatten(), nn.Linear(784, 10), Switched()))
+    assert SequentialBackend(made.replica, capture=True).captured is None
     assert updates(Sequential(), made).isfinite().all()
 
 
@@ -311,55 +320,55 @@ def test_a_network_of_the_users_own_is_not_recorded(population: Callable[..., Po
     ],
 )
 def test_networks_that_cannot_be_stacked_are_told(
-    population: Callable[..., Population], layer: nn.Module, reason: str
+    simulation: Callable[..., Simulation], layer: nn.Module, reason: str
 ) -> None:
-    made = population(nn.Sequential(nn.Flatten(), nn.Linear(784, 10), layer))
+    made = simulation(nn.Sequential(nn.Flatten(), nn.Linear(784, 10), layer))
     with pytest.raises(UserError, match=reason) as caught:
         updates(Vectorized(), made)
-    assert "take sequential" in str(caught.value)
+    assert "use " in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_module_with_a_training_of_its_own_cannot_be_stacked(
-    population: Callable[..., Population],
+    simulation: Callable[..., Simulation],
 ) -> None:
     class Own(local_training.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(784, 10)
 
-    with pytest.raises(UserError, match="not for model small, it brings a training of its own"):
-        Vectorized().trainer(population(Own()))
+    with pytest.raises(UserError, match="cannot train model small, it defines its own training"):
+        groups_of(Vectorized(), simulation(Own()))
 
 
-def test_auto_takes_what_is_faster(population: Callable[..., Population]) -> None:
+def test_auto_takes_what_is_faster(simulation: Callable[..., Simulation]) -> None:
     def network(*hidden: int) -> nn.Module:
         widths = [784, *hidden, 10]
         layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
         return nn.Sequential(nn.Flatten(), *layers)
 
     def chosen(network: nn.Module, **settings: Any) -> str:
-        return Auto().trainer(population(network, **settings)).name
+        made = simulation(network, **settings)
+        return Auto().backend(made.replica, made.config).name
 
     assert chosen(network(16)) == "vectorized"
+    assert chosen(network(16), batch_size=32) == "sequential"
     assert chosen(network(256, 128)) == "sequential"
     assert chosen(nn.Sequential(network(16), nn.Dropout(0.1))) == "sequential"
 
 
-def test_settings_of_auto_reach_what_it_chooses(population: Callable[..., Population]) -> None:
-    made = population()
-    order = Order(0, made.select(0), made.layout.read_params(), made.layout.read_buffers())
-    portions = Auto(stack=4).trainer(made).portions(order)
-    assert [len(portion) for portion in portions] == [4, 4]
+def test_settings_of_auto_reach_what_it_chooses(simulation: Callable[..., Simulation]) -> None:
+    made = simulation()
+    assert [len(group) for group in groups_of(Auto(stack=4), made)] == [4, 4]
 
 
 @pytest.mark.parametrize("name", EXECUTORS.names())
 def test_every_executor_trains_in_mixed_precision(
-    population: Callable[..., Population], name: str
+    simulation: Callable[..., Simulation], name: str
 ) -> None:
     executor = EXECUTORS.build({"name": name, "precision": "bf16-mixed"})
-    made = population()
-    made.fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    made = simulation()
+    made.replica.fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     mixed, full = updates(executor, made), updates(Sequential(), made)
     assert mixed.dtype == torch.float32
     assert not torch.equal(mixed, full)

@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,34 +203,37 @@ def test_the_first_updates_do_not_depend_on_the_defense(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_neither_the_order_of_clients_nor_the_split_over_devices_matters(executor: str) -> None:
-    from fedbench.engine.launch import fabric_of
-    from fedbench.engine.population import Order, Rows
-    from fedbench.run import population_of
+    from fedbench.engine.client_runner import ClientRunner
+    from fedbench.engine.launch import make_fabric
+    from fedbench.engine.parameters import FlatModel
+    from fedbench.engine.selection import Round
+    from fedbench.run import build_simulation
 
     plan = Plan.of(small_config(executor))
-    population = population_of(plan, plan.source.load(), fabric_of(plan.executor))
-    layout = population.layout
-    context = population.backdoor_context(layout.read_params(), layout.read_buffers())
-    population.brief([backdoor.prepare(context) for backdoor in plan.backdoors])
-    order = Order(0, population.select(0), layout.read_params(), layout.read_buffers())
-    assert [job.malicious for job in order.jobs].count(True) == 2
-    trainer = plan.executor.trainer(population)
-    portions = trainer.portions(order)
-    assert sorted(i for portion in portions for i in portion) == [0, 1, 2, 3, 4]
+    simulation = build_simulation(plan, plan.source.load(), make_fabric(plan.executor))
+    layout = simulation.replica.layout
+    context = simulation.backdoor_context(layout.read_params(), layout.read_buffers())
+    simulation.set_backdoors([backdoor.prepare(context) for backdoor in plan.backdoors])
+    round_ = Round(0, simulation.selection.select(0), layout.read_params(), layout.read_buffers())
+    assert [p.malicious for p in round_.participants].count(True) == 2
+    backend = plan.executor.backend(simulation.replica, plan.config)
+    runner = ClientRunner(simulation, backend)
+    costs = [simulation.data.cost(0, p) for p in round_.participants]
+    groups = backend.groups(costs, [p.malicious for p in round_.participants])
+    assert sorted(i for group in groups for i in group) == [0, 1, 2, 3, 4]
 
-    def trained(portions: list[list[int]]) -> torch.Tensor:
-        rows = order.params.new_full((5, layout.n_params), torch.nan)
-        for portion in portions:
-            jobs = [order.jobs[i] for i in portion]
-            out = [Rows(rows[i], torch.empty(0)) for i in portion]
-            population.train(order, jobs, out, partial(trainer.fit, order))
+    def trained(groups: list[list[int]]) -> torch.Tensor:
+        rows = round_.params.new_full((5, layout.n_params), torch.nan)
+        for group in groups:
+            out = [FlatModel(rows[i], torch.empty(0)) for i in group]
+            runner.run(round_, [round_.participants[i] for i in group], out)
         return rows
 
-    whole = trained(portions)
+    whole = trained(groups)
     assert whole.isfinite().all()
-    assert torch.equal(trained(portions[::-1]), whole)
-    for portion in portions:
-        assert torch.equal(trained([portion])[portion], whole[portion])
+    assert torch.equal(trained(groups[::-1]), whole)
+    for group in groups:
+        assert torch.equal(trained([group])[group], whole[group])
 
 
 def small_config(executor: str) -> RunConfig:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedbench.attack import ATTACKS, Attack, AttackView, BackdoorAttack, TrainingOverrides
 from fedbench.engine import local_training
-from fedbench.engine.local_training import AttackHooks, Batch, Classifier, Training
+from fedbench.engine.local_training import AttackHooks, Batch, Classifier, LocalTraining
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 
@@ -52,7 +52,7 @@ def train(
     clip_grad: float | None = None,
     **settings: Any,
 ) -> None:
-    local_training.train(module, Training(samples, **settings), fabric, clip_grad)
+    local_training.train(module, LocalTraining(samples, **settings), fabric, clip_grad)
 
 
 def test_training_is_sgd_with_momentum_on_shuffled_batches(
@@ -127,12 +127,12 @@ def test_an_attacker_can_bring_its_own_lr_and_objective(
     data: tuple[Tensor, Tensor], fabric: Fabric
 ) -> None:
     still = Classifier(linear(), lr=0.1)
-    nothing = replace(malice(TrainingOverrides()), objective=lambda loss, params: 0 * loss)
-    train(still, always(*data), fabric, epochs=1, batch_size=16, rng=rng(), malice=nothing)
+    nothing = replace(hooks(TrainingOverrides()), objective=lambda loss, params: 0 * loss)
+    train(still, always(*data), fabric, epochs=1, batch_size=16, rng=rng(), hooks=nothing)
     assert torch.equal(still.network.weight, linear().weight)
     small, large = (Classifier(linear(), lr=0.1) for _ in range(2))
-    slow = malice(TrainingOverrides(lr=0.01))
-    train(small, always(*data), fabric, epochs=1, batch_size=50, rng=rng(), malice=slow)
+    slow = hooks(TrainingOverrides(lr=0.01))
+    train(small, always(*data), fabric, epochs=1, batch_size=50, rng=rng(), hooks=slow)
     train(large, always(*data), fabric, epochs=1, batch_size=50, rng=rng())
     steps = [m.network.weight - linear().weight for m in (small, large)]
     torch.testing.assert_close(steps[0] * 10, steps[1], rtol=1e-4, atol=1e-6)
@@ -230,7 +230,7 @@ def test_a_training_step_without_a_loss_is_refused(
         train(Silent("plain"), always(*data), fabric, epochs=1, batch_size=16, rng=rng())
 
 
-def malice(
+def hooks(
     training: TrainingOverrides, project: Callable[[Sequence[Tensor]], None] = lambda params: None
 ) -> AttackHooks:
     """Of an attacker whose loss is the module's."""
@@ -274,8 +274,8 @@ def lrs_by_epoch(
 ) -> list[tuple[float, ...]]:
     """(of the weight, of the bias) in each of an epoch's two steps."""
     module = Watched(scheduler)
-    malicious = None if own is None else malice(own)
-    train(module, always(*data), fabric, epochs=epochs, batch_size=25, rng=rng(), malice=malicious)
+    malicious = None if own is None else hooks(own)
+    train(module, always(*data), fabric, epochs=epochs, batch_size=25, rng=rng(), hooks=malicious)
     assert len(module.lrs) == 2 * epochs
     if scheduler != "lambda per step":
         assert module.lrs[::2] == module.lrs[1::2], "the same in all of an epoch"
@@ -357,14 +357,14 @@ class TestOwnTraining:
         for epoch in range(epochs):
             n = sum(Fraction(epoch, epochs) >= Fraction(k, 10) for k in tenths)
             expected = (0.125 if lr is None else lr) * decay**n
-            assert own.lr_in(epoch, epochs, usual=0.125) == pytest.approx(expected, rel=1e-12)
+            assert own.lr_in(epoch, epochs, default=0.125) == pytest.approx(expected, rel=1e-12)
 
     def test_the_lr_counts_in_the_steps(self, data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
         """Against the loop by hand: 3 epochs of one batch at 0.5, 0.5 and 0.05."""
         x, y = data
         module = Classifier(linear(), lr=0.1)
-        own = malice(TrainingOverrides(lr=0.5, lr_decay=0.1, lr_decay_at=[0.6]))
-        train(module, always(x, y), fabric, epochs=3, batch_size=50, rng=rng(), malice=own)
+        own = hooks(TrainingOverrides(lr=0.5, lr_decay=0.1, lr_decay_at=[0.6]))
+        train(module, always(x, y), fabric, epochs=3, batch_size=50, rng=rng(), hooks=own)
         weight, bias = (p.detach().clone().requires_grad_() for p in linear().parameters())
         for lr in (0.5, 0.5, 0.05):
             loss = nn.functional.cross_entropy(x @ weight.T + bias, y)
@@ -388,8 +388,8 @@ class TestOwnTraining:
             calls.append(module.network.weight.detach().clone())
             module.network.weight.data.add_(1).mul_(0.5)
 
-        own = malice(TrainingOverrides(), project)
-        train(module, always(x, y), fabric, epochs=2, batch_size=16, rng=rng(), malice=own)
+        own = hooks(TrainingOverrides(), project)
+        train(module, always(x, y), fabric, epochs=2, batch_size=16, rng=rng(), hooks=own)
 
         weight, bias = (p.detach().clone().requires_grad_() for p in linear().parameters())
         momenta = [torch.zeros_like(weight), torch.zeros_like(bias)]
@@ -425,14 +425,14 @@ class Diary(BackdoorAttack):
 
 
 class TestInAPopulation:
-    """What an attack asks of its clients' training, as the population gives it to them."""
+    """What an attack asks of its clients' training, as the simulation gives it to them."""
 
     @staticmethod
     def updates(made: Federation) -> tuple[Tensor, Tensor]:
         """(of honest, of malicious clients) in round 0."""
-        order = made._order(replace(made.initial(), next_round=0))
-        updates, _ = made.workforce.train(order)
-        malicious = torch.tensor([job.malicious for job in order.jobs])
+        round_ = made._select(replace(made.initial(), next_round=0))
+        updates, _ = made.ranks.train(round_)
+        malicious = torch.tensor([p.malicious for p in round_.participants])
         return updates[~malicious], updates[malicious]
 
     @pytest.mark.parametrize(("epochs", "n_epochs"), [(None, 2), (1, 1), (3, 3)])
@@ -441,7 +441,10 @@ class TestInAPopulation:
         made = federation(attack=Diary(epochs=epochs), local_epochs=2, batch_size=20)
         honest, malicious = self.updates(made)
         steps = (malicious[:, -1] / 1000).round().tolist()
-        shards = [made.population.shards[client] for client in sorted(made.population.malicious)]
+        shards = [
+            made.simulation.data.shards[client]
+            for client in sorted(made.simulation.selection.malicious)
+        ]
         assert steps == [n_epochs * -(-len(shard) // 20) for shard in shards]
         assert honest.abs().max() < 100
 

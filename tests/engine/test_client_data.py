@@ -1,4 +1,4 @@
-"""The clients' samples: by round, augmented anew in each epoch, and poisoned after that."""
+"""engine.client_data: samples by round, augmented in each epoch, then poisoned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fedbench.backdoor import BACKDOORS, BackdoorContext, BackdoorSamples
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.datasets.images import crop_and_flip
-from fedbench.engine.population import Job, Order, Population
+from fedbench.engine.selection import Participant
+from fedbench.engine.simulation import Simulation
 from fedbench.federation import Federation
 
 Make = Callable[..., Federation]
@@ -28,14 +29,11 @@ def samples(
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """A client's samples in an epoch of a round, in a federation whose data set augments them."""
     made = federation(pdr=0.5)
-    population = made.population
-    population.dataset = replace(population.dataset, augment=crop_and_flip)
-    start = made.initial()
+    data = made.simulation.data
+    data.dataset = replace(data.dataset, augment=crop_and_flip)
 
     def samples(epoch: int, index: int = 0, poisoned: bool = False) -> tuple[Tensor, Tensor]:
-        client = population.malicious[0]
-        order = Order(index, population.select(index), start.params, start.buffers)
-        return population._samples(order, Job(client, poisoned), epoch, poisoned)
+        return data.samples(index, data.malicious[0], epoch, poisoned)
 
     return samples
 
@@ -80,18 +78,18 @@ def test_a_collection_is_augmented_as_the_data_set_is(sample: Dataset) -> None:
 def test_without_augmentation_an_epoch_costs_nothing(federation: Make) -> None:
     """What does not change from epoch to epoch is read once."""
     made = federation(local_epochs=5)
-    population, asked = made.population, []
-    read = population._samples
+    data, asked = made.simulation.data, []
+    read = data.samples
 
-    def spied(order: Order, job: Job, epoch: int, poisoned: bool) -> tuple[Tensor, Tensor]:
+    def spied(index: int, client: int, epoch: int, poisoned: bool) -> tuple[Tensor, Tensor]:
         asked.append(epoch)
-        return read(order, job, epoch, poisoned)
+        return read(index, client, epoch, poisoned)
 
-    population._samples = spied  # type: ignore[method-assign]
+    data.samples = spied  # type: ignore[method-assign]
     made.round(made.initial())
     assert asked == [0] * 6
     asked.clear()
-    population.dataset = replace(population.dataset, augment=crop_and_flip)
+    data.dataset = replace(data.dataset, augment=crop_and_flip)
     made.round(made.initial())
     assert asked == [0, 1, 2, 3, 4] * 6
 
@@ -101,26 +99,19 @@ OWN = [{"non_iid": 1.0}, {"partition": "dirichlet", "dirichlet_alpha": 0.3}]
 
 @pytest.mark.parametrize("own", OWN, ids=str)
 def test_benign_rounds_have_samples_of_their_own(federation: Make, own: dict[str, Any]) -> None:
-    """In rounds before 0 a client holds what it would in a run of that non_iid, then its own."""
-    made = federation(**own, pretrain_non_iid=0.25).population
-    plain, benign = federation(**own).population, federation(non_iid=0.25).population
-    params, buffers = made.layout.read_params(), made.layout.read_buffers()
+    """Before round 0 a client holds what it would in a run of that non_iid, then its own data."""
+    made = federation(**own, pretrain_non_iid=0.25).simulation.data
+    plain, benign = (federation(**s).simulation.data for s in (own, {"non_iid": 0.25}))
     for index, expected, other in ((-3, benign, plain), (-1, benign, plain), (0, plain, benign)):
-        order = Order(index, made.select(index), params, buffers)
-        assert [job.client for job in order.jobs] == [*range(6)]
-        for job in order.jobs:
-            shard = expected.shards[job.client]
-            assert not torch.equal(shard, other.shards[job.client])
-            x, y = made._samples(order, replace(job, malicious=False), 0, poisoned=False)
+        for client in range(6):
+            shard = expected.shards[client]
+            assert not torch.equal(shard, other.shards[client])
+            x, y = made.samples(index, client, 0, poisoned=False)
             assert torch.equal(x, made.dataset.x_train[shard])
             assert torch.equal(y, made.dataset.y_train[shard])
-            assert made.cost(order, replace(job, malicious=False)) == len(shard)
+            assert made.cost(index, Participant(client, malicious=False)) == len(shard)
     assert all(map(torch.equal, made.shards, plain.shards))
-    seen = [
-        population.backdoor_context(params, buffers).malicious_samples
-        for population in (made, plain)
-    ]
-    assert torch.equal(*seen)
+    assert torch.equal(made.malicious_samples(), plain.malicious_samples())
 
 
 @pytest.mark.parametrize("own", [*OWN, {"non_iid": 0.25}], ids=str)
@@ -145,6 +136,6 @@ def test_owners_keep_their_samples_in_benign_rounds(sample: Dataset, fabric: Fab
     data = replace(sample, owners=torch.arange(600) % 8)
     config = RunConfig(n_clients=8, partition="natural", pretrain_non_iid=0.0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-    made = Population(config, data, network, ATTACKS.build({"name": "none"}), fabric)
+    made = Simulation(config, data, network, ATTACKS.build({"name": "none"}), fabric).data
     assert made.pretrain_shards is made.shards
     assert all(len(data.owners[shard].unique()) == 1 for shard in made.shards)

@@ -1,0 +1,117 @@
+"""What clients do in a round: train locally, then, if malicious, craft the update they send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedbench.attack import AttackView
+from fedbench.engine.backend import Backend
+from fedbench.engine.local_training import AttackHooks, LocalTraining
+from fedbench.engine.parameters import FlatModel
+from fedbench.engine.selection import Participant, Round
+from fedbench.engine.simulation import Simulation
+from fedbench.errors import UserError
+from fedbench.rng import derive, generator
+
+
+class ClientRunner:
+    """Runs groups of clients on this rank."""
+
+    def __init__(self, simulation: Simulation, backend: Backend) -> None:
+        self.simulation = simulation
+        self.backend = backend
+
+    def run(
+        self, round_: Round, participants: Sequence[Participant], out: Sequence[FlatModel]
+    ) -> None:
+        """Run clients that the backend trains together; `out` receives updates and buffers."""
+        views = self._attack_views(round_, participants)
+        self._train(round_, participants, views, out)
+        for row in out:
+            row.params.sub_(round_.params)
+        for i, view in views.items():
+            self._craft(out[i].params, view)
+
+    def _attack_views(
+        self, round_: Round, participants: Sequence[Participant]
+    ) -> dict[int, AttackView]:
+        """What each malicious client knows, by position; with its clean update if it needs one."""
+        seed, malicious = self.simulation.config.seed, _malicious(participants)
+        views = {
+            i: self.simulation.attack_view(
+                round_, generator(seed, "objective", round_.index, participants[i].client)
+            )
+            for i in malicious
+        }
+        if not malicious or not self.simulation.attack.needs_clean_update:
+            return views
+        start = FlatModel(round_.params, round_.buffers)
+        clean = [FlatModel(*map(torch.empty_like, start)) for _ in malicious]
+        honest = [self._local_training(round_, participants[i]) for i in malicious]
+        self.backend.fit(start, honest, clean)
+        return {
+            i: replace(views[i], clean_update=row.params.sub_(round_.params))
+            for i, row in zip(malicious, clean, strict=True)
+        }
+
+    def _train(
+        self,
+        round_: Round,
+        participants: Sequence[Participant],
+        views: Mapping[int, AttackView],
+        out: Sequence[FlatModel],
+    ) -> None:
+        """Write each client's trained model to `out`; attackers that skip training keep G."""
+        start = FlatModel(round_.params, round_.buffers)
+        idle = () if self.simulation.attack.trains else _malicious(participants)
+        for i in idle:
+            out[i].params.copy_(start.params)
+            out[i].buffers.copy_(start.buffers)
+        trained = [i for i in range(len(participants)) if i not in idle]
+        trainings = [self._local_training(round_, participants[i], views.get(i)) for i in trained]
+        self.backend.fit(start, trainings, [out[i] for i in trained])
+
+    def _craft(self, update: Tensor, view: AttackView) -> None:
+        crafted = self.simulation.attack.craft(update, view)
+        if crafted.shape != update.shape:
+            shapes = f"{tuple(update.shape)}, got {tuple(crafted.shape)}"
+            raise UserError(f"craft must return an update of shape {shapes}")
+        update.copy_(crafted)
+
+    def _local_training(
+        self, round_: Round, participant: Participant, view: AttackView | None = None
+    ) -> LocalTraining:
+        """A client's local training: honest without a view, else as the attack defines it."""
+        config, attack, data = self.simulation.config, self.simulation.attack, self.simulation.data
+        key = (round_.index, participant.client)
+        epochs, hooks = config.local_epochs, None
+        if view is not None:
+            epochs = attack.training.epochs or epochs
+            hooks = AttackHooks(
+                attack.training,
+                objective=lambda loss, params: attack.objective(loss, params, view),
+                project=lambda params: attack.project(params, view),
+            )
+
+        @lru_cache(maxsize=1)
+        def read(epoch: int) -> tuple[Tensor, Tensor]:
+            return data.samples(*key, epoch, poisoned=view is not None)
+
+        return LocalTraining(
+            samples=lambda epoch: read(epoch if data.dataset.augment else 0),
+            epochs=epochs,
+            batch_size=config.batch_size,
+            rng=generator(config.seed, "batches", *key),
+            decode=data.dataset.decode,
+            seed=derive(config.seed, "layers", *key),
+            hooks=hooks,
+        )
+
+
+def _malicious(participants: Sequence[Participant]) -> list[int]:
+    return [i for i, participant in enumerate(participants) if participant.malicious]

@@ -1,0 +1,80 @@
+"""The record of a round: one line of rounds.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedbench.defense import Aggregate
+from fedbench.engine.selection import Participant, Round
+from fedbench.metrics import auc, mean, rates, stealth
+from fedbench.ops import norms_and_cosines
+from fedbench.results.run_dir import Record
+from fedbench.screening import Screened
+
+
+def round_record(
+    round_: Round,
+    pdr: float,
+    applied: bool,
+    accuracies: tuple[float | None, Sequence[float | None]],
+    clients: list[Record],
+    seconds: dict[str, float],
+) -> Record:
+    """`accuracies` are MA and the BA of each backdoor, None if not measured in this round."""
+    ma, ba = accuracies
+    tpr, tnr = rates(clients)
+    scored = [client for client in clients if client["score"] is not None]
+    attacked = round_.n_malicious > 0
+    return {
+        "round": round_.index,
+        "attacked": attacked,
+        "pdr": pdr if attacked else None,
+        "applied": applied,
+        "MA": ma,
+        "BA": mean(ba),
+        "TPR": tpr,
+        "TNR": tnr,
+        "AUC": auc([c["score"] for c in scored], [c["malicious"] for c in scored]),
+        **stealth(clients),
+        "BA_by_backdoor": {str(i): value for i, value in enumerate(ba)},
+        "seconds": seconds,
+        "clients": clients,
+    }
+
+
+def client_records(
+    participants: Sequence[Participant], aggregate: Aggregate, screened: Screened
+) -> list[Record]:
+    """What the server did with each client, and how its update compares to the honest ones."""
+    refused = screened.refused
+    honest = [i for i, p in enumerate(participants) if not p.malicious and i not in refused]
+    norms, cosines = norms_and_cosines(screened.updates, honest)
+
+    def column(values: Tensor | None) -> list[Any]:
+        return [None] * len(participants) if values is None else values.tolist()
+
+    columns = {
+        "accepted": column(aggregate.accepted),
+        "score": column(aggregate.scores),
+        "weight": column(aggregate.weights),
+        "norm": column(norms),
+        "cosine": column(cosines),
+    }
+    records: list[Record] = [
+        {"id": p.client, "malicious": p.malicious, **dict(zip(columns, row, strict=True))}
+        for p, row in zip(participants, zip(*columns.values(), strict=True), strict=True)
+    ]
+    if len(honest) < 2:  # no other honest client to compare with
+        for i in honest or range(len(participants)):
+            records[i]["cosine"] = None
+    if aggregate.details:
+        rows = zip(*map(column, aggregate.details.values()), strict=True)
+        for i, row in enumerate(rows):
+            if i not in refused:
+                records[i]["details"] = dict(zip(aggregate.details, row, strict=True))
+    for i, reason in refused.items():
+        records[i] |= {"refused": reason, "score": None, "norm": None, "cosine": None}
+    return records
