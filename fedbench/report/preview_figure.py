@@ -149,7 +149,7 @@ class SymbolWriter:
         symbols = zip(reversed(sequence.symbols), reversed(sequence.changed), strict=True)
         for symbol, changed in symbols:
             left = right - self.width(symbol)
-            if left < CAPTION:
+            if left < CAPTION - 0.1:  # tolerate rounding: the longest line fits exactly
                 self._write_text("…", right, y, GRAY, ha="right")
                 break
             self.write(symbol, left, y, changed)
