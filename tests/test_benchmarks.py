@@ -58,11 +58,16 @@ def test_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stacked_clients(tmp_path: Path) -> None:
-    _, (row,) = quick(tmp_path / "rows.json", "vectorized")
-    assert (row["what"], row["against"]) == ("vectorized", "sequential")
-    assert 0 < row["notes"]["median"] < 1e-5
-    assert row["notes"]["auto takes it"] == 1
+def test_value_of_every_fast_path(tmp_path: Path) -> None:
+    _, rows = quick(tmp_path / "rows.json", "value")
+    assert pairs(rows) == [
+        ("captured steps", "autograd"),
+        ("fused SGD", "plain SGD"),
+        ("vectorized", "sequential"),
+        ("shared memory", "process group"),
+    ]
+    assert 0 < rows[2]["notes"]["worst"] < 1e-5
+    assert rows[2]["notes"]["auto stacks"] == 1
 
 
 @pytest.mark.slow
