@@ -129,7 +129,7 @@ def partition_figure(
 def _draw_totals(axes: Axes, totals: Sequence[int], malicious: Collection[int]) -> None:
     clients, most = range(len(totals)), max(*totals, 1)
     colors = [MALICIOUS_BAR if client in malicious else BAR for client in clients]
-    axes.bar(clients, totals, 0.94, align="edge", color=colors)
+    axes.bar(clients, totals, 1, align="edge", color=colors, ec="white")
     _write_numbers(axes, totals, clients, [n + 0.17 * most for n in totals], [GRAY] * len(totals))
     axes.set_ylim(0, most)
     axes.set_axis_off()
@@ -167,7 +167,7 @@ def _draw_clients(axes: Axes, top: float, n: int, malicious: Collection[int]) ->
 
     colors = ["white" if client in malicious else BLACK for client in range(n)]
     for client in sorted({*malicious} & {*range(n)}):
-        axes.add_patch(Rectangle((client, top), 0.94, 0.86, color=RED, lw=0))
+        axes.add_patch(Rectangle((client, top), 1, 0.86, fc=RED, ec="white"))
     _write_numbers(axes, range(n), range(n), [top + 0.43] * n, colors)
     axes.set_xticks([])
     axes.text(0, top + 0.43, "client ", size=9, color=GRAY, ha="right", va="center")
@@ -201,7 +201,7 @@ def _write_numbers(
     # One collection of outlines: thousands of text objects would take seconds.
     collection = PathCollection(
         [outlines[written[i]] for i in shown],
-        offsets=[(columns[i] + 0.47, y[i]) for i in shown],
+        offsets=[(columns[i] + 0.5, y[i]) for i in shown],
         offset_transform=axes.transData,
         transform=Affine2D().scale(size / 72) + axes.figure.dpi_scale_trans,
         facecolors=[colors[i] for i in shown],
