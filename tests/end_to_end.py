@@ -1,4 +1,4 @@
-"""Helpers of the end-to-end tests: fedbench as a user starts it, and what a run leaves on disk."""
+"""Helpers for end-to-end tests: start fedbench as a user does, read what a run leaves on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).parent.parent
-# A second or two beyond the start-up.
+# Settings for a run of a second or two, apart from the start-up.
 SMALL = {
     "tracker": "none",
     "n_clients": "6",
@@ -32,13 +32,13 @@ RUN_FILES = [
     "partition.png",
     "rounds.jsonl",
     "summary.json",
-]  # what a finished run leaves behind
-TIMEOUT = 240.0  # seconds; the machine may be busy with other things
+]  # of a finished run
+TIMEOUT = 240.0  # seconds; generous, as the machine may be busy
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended, and the lines that it wrote."""
+    """Exit code and output lines of a process."""
 
     code: int
     out: list[str]
@@ -46,7 +46,7 @@ class Ended:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's, without what would change the program, and with this tree importable."""
+    """Return the environment without variables that affect fedbench, with ROOT importable."""
     kept = {
         key: value
         for key, value in os.environ.items()
@@ -59,7 +59,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 def start(
     *overrides: str, cwd: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """`python -m fedbench` under way, in small settings where the overrides name no others."""
+    """Start `python -m fedbench` with SMALL settings, unless `overrides` set them."""
     named = {override.partition("=")[0] for override in overrides}
     small = [f"{key}={value}" for key, value in SMALL.items() if key not in named]
     return subprocess.Popen(
@@ -70,7 +70,7 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # so that a signal can go to all its processes, as a terminal's
+        start_new_session=True,  # a signal can reach all its processes, as from a terminal
     )
 
 
@@ -80,7 +80,7 @@ def wait(process: subprocess.Popen[str], timeout: float = TIMEOUT) -> Ended:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        raise AssertionError(f"not over after {timeout:g} s:\n{out}\n{err}") from None
+        raise AssertionError(f"still running after {timeout:g} s:\n{out}\n{err}") from None
     return Ended(process.returncode, out.splitlines(), err.splitlines())
 
 
@@ -90,12 +90,12 @@ def fedbench(
     timeout: float = TIMEOUT,
     env: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Runs `python -m fedbench` to its end."""
+    """Run `python -m fedbench` to its end."""
     return wait(start(*overrides, cwd=cwd, env=env), timeout)
 
 
 def succeed(*overrides: str, cwd: Path, env: Mapping[str, str] | None = None) -> Ended:
-    """`fedbench`, which must end well and without a word on stderr."""
+    """Run `python -m fedbench`, which must succeed and print nothing to stderr."""
     ended = fedbench(*overrides, cwd=cwd, env=env)
     assert (ended.code, ended.err) == (0, []), ended
     return ended
@@ -103,14 +103,14 @@ def succeed(*overrides: str, cwd: Path, env: Mapping[str, str] | None = None) ->
 
 @dataclass(frozen=True)
 class Plugins:
-    """An installed distribution of plugins: what the environment and the command line need."""
+    """An installed distribution of plugins: the environment and the override to use it."""
 
     env: dict[str, str]
     searchpath: str
 
 
 def install(folder: Path, entry_points: str, module: str, configs: Mapping[str, str]) -> Plugins:
-    """Leaves in `folder` what pip would of a package `theirs`: a module, its metadata, its YAML."""
+    """Install a package `theirs` into `folder` as pip would: a module, metadata and YAML."""
     metadata = folder / "theirs-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
@@ -125,7 +125,7 @@ def install(folder: Path, entry_points: str, module: str, configs: Mapping[str, 
 
 
 def files(folder: Path) -> list[str]:
-    """Every file and folder below, hidden ones too."""
+    """Return every file and folder below `folder`, including hidden ones."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
@@ -151,7 +151,7 @@ def checkpoint(path: Path) -> dict[str, Any]:
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """All that a run comes to, to the bit, but for the time that it took."""
+    """Return the complete result of a run, to the bit, without its times."""
     return {
         "rounds": [json.dumps(_timeless(record)) for record in rounds(folder)],
         "summary": json.dumps(_timeless(summary(folder))),
@@ -160,7 +160,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 
 def fingerprint(value: Any) -> Any:
-    """The value with a hash for every tensor, so that == compares bits and a failure is legible."""
+    """Replace tensors by hashes, so that == compares bits and failures are readable."""
     if isinstance(value, Tensor):
         digest = hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest()
         return f"{value.dtype} {tuple(value.shape)} {digest}"

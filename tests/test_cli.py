@@ -1,4 +1,4 @@
-"""The command line, each time as a real process: what it accepts, refuses, writes and says."""
+"""The command line, run as a real process: what it accepts, refuses, writes and prints."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ SUMMARY_KEYS = [
     "versions",
 ]
 CLIENT_KEYS = ["id", "malicious", "accepted", "score", "weight", "norm", "cosine"]
-STEPS = ["train", "aggregate", "evaluate"]
+STEPS = ["train", "collude", "screen", "aggregate", "evaluate", "record"]
 
-# overrides, and what the one line must contain: the value, and what would be right
+# Overrides, and what the error line must contain: the value and what is allowed.
 MISTAKES = {
     "unknown defense": (["defense=krumm"], ["defense=krumm", "did you mean krum?"]),
     "unknown data set": (["dataset=mnits"], ["dataset=mnits", "did you mean mnist?"]),
@@ -146,7 +146,10 @@ MISTAKES = {
     ),
     "words on images": (["attack.backdoors=[words]"], ["fmnist_sample", "(1, 28, 28)"]),
     "packets on images": (["attack.backdoors=[traffic]"], ["fmnist_sample", "(1, 28, 28)"]),
-    "trigger that cannot be cut": (["attack=dba", "attack.backdoors=[tail]"], ["to cut", "Tail"]),
+    "trigger that cannot be split": (
+        ["attack=dba", "attack.backdoors=[tail]"],
+        ["to split", "Tail"],
+    ),
     "trigger that does not fit": (
         ["-m", "attack.backdoors=[patch],[{name:patch,size:40}]"],
         ["size=40", "does not fit"],
@@ -162,12 +165,12 @@ MISTAKES = {
     "type in a sweep": (["-m", "pmr=0.2,abc"], ["pmr=abc", "Float"]),
     "name of a sweep": (["-m", "name=a/b", "pmr=0.2,0.3"], ["name=a/b", "a folder name"]),
 }
-# Found only once the run starts, with data and disk; `place` is a folder with a file and a data set
+# Errors of data and disk, which are found only when the run starts.
 DAMAGES = {
     "no data": (["dataset=mnist", "dataset.root=nowhere"], ["dataset.root=nowhere", "idx3-ubyte"]),
     "cut off data": (
         ["dataset=mnist", "dataset.root=cut_off"],
-        ["cut_off/train-images-idx3-ubyte.gz", "gzip data cut off"],
+        ["cut_off/train-images-idx3-ubyte.gz", "compressed data is truncated"],
     ),
     "wrong data": (["dataset=mnist", "dataset.root=other"], ["other/train-images", "SHA-256"]),
     "file for a folder": (["out=file/below"], ["file/below", "Not a directory"]),
@@ -187,14 +190,14 @@ def assert_one_line(ended: Ended, parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_in_one_line_and_leaves_nothing(mistake: str, tmp_path: Path) -> None:
+def test_a_user_error_prints_one_line_and_writes_nothing(mistake: str, tmp_path: Path) -> None:
     overrides, parts = MISTAKES[mistake]
     assert_one_line(fedbench(*overrides, cwd=tmp_path), parts)
     assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_data_or_disk_forbid_is_told_in_one_line(damage: str, tmp_path: Path) -> None:
+def test_an_error_of_data_or_disk_prints_one_line(damage: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     sample = ROOT / "fedbench" / "assets" / "fmnist_sample"
     for folder in ("cut_off", "other"):
@@ -208,13 +211,13 @@ def test_what_data_or_disk_forbid_is_told_in_one_line(damage: str, tmp_path: Pat
     assert files(tmp_path) == before
 
 
-def test_a_sweep_of_which_no_run_can_start_ends_with_an_error(tmp_path: Path) -> None:
+def test_a_sweep_whose_runs_all_fail_to_start_exits_with_an_error(tmp_path: Path) -> None:
     ended = fedbench("-m", "pmr=0.2,0.3", "dataset=mnist", "dataset.root=nowhere", cwd=tmp_path)
     assert ended.code != 0, ended
     assert all(line.startswith("fedbench: dataset.root=nowhere") for line in ended.err), ended.err
 
 
-def test_a_run_writes_its_folder_and_the_same_command_skips_it(tmp_path: Path) -> None:
+def test_a_run_writes_its_directory_and_repeating_the_command_skips_it(tmp_path: Path) -> None:
     command = ["pmr=0.34", "attack_start=1", "out=here", "name=${defense.name}-${seed}"]
     ended = succeed(*command, cwd=tmp_path)
     title = "fedavg constrain_and_scale pmr=0.34 seed=0  "
@@ -232,7 +235,7 @@ def test_a_run_writes_its_folder_and_the_same_command_skips_it(tmp_path: Path) -
     cache = {path.suffix for path in (tmp_path / "here" / ".pretrained").iterdir()}
     assert cache == {".pt", ".lock"}
     assert files(folder) == RUN_FILES
-    assert len(files(tmp_path / "here")) == len(RUN_FILES) + 5  # 3 folders, and the 2 of the cache
+    assert len(files(tmp_path / "here")) == len(RUN_FILES) + 5  # 3 folders and 2 cache files
 
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert sorted(config) == KEYS
@@ -244,8 +247,8 @@ def test_a_run_writes_its_folder_and_the_same_command_skips_it(tmp_path: Path) -
     assert [list(record) for record in records] == [ROUND_KEYS] * 3
     assert [record["round"] for record in records] == [0, 1, 2]
     assert [record["attacked"] for record in records] == [False, True, True]
-    assert [record["TPR"] for record in records] == [None, 0.0, 0.0]  # nobody to find, then missed
-    assert [record["AUC"] for record in records] == [None] * 3  # fedavg scores nobody
+    assert [record["TPR"] for record in records] == [None, 0.0, 0.0]  # first none, then missed
+    assert [record["AUC"] for record in records] == [None] * 3  # fedavg has no scores
     for record in records:
         assert list(record["seconds"]) == STEPS
         assert list(record["BA_by_backdoor"]) == ["0"]
@@ -272,7 +275,7 @@ def test_a_run_writes_its_folder_and_the_same_command_skips_it(tmp_path: Path) -
     assert sorted(everything) == sorted(path for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_the_default_tracker_without_a_login_writes_into_the_run_folder(tmp_path: Path) -> None:
+def test_without_a_login_the_default_tracker_writes_to_the_run_directory(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "work").mkdir()
     env = {"HOME": str(tmp_path / "home"), "WANDB_BASE_URL": "http://127.0.0.1:9"}
@@ -282,7 +285,7 @@ def test_the_default_tracker_without_a_login_writes_into_the_run_folder(tmp_path
     assert sorted(os.listdir(folder)) == sorted([*RUN_FILES, "wandb"])
 
 
-def test_a_sweep_ends_with_one_table_of_all_runs(tmp_path: Path) -> None:
+def test_a_sweep_prints_one_table_of_all_runs(tmp_path: Path) -> None:
     command = ["-m", "defense=krum,median", "rounds=2"]
     ended = succeed(*command, cwd=tmp_path)
     head = next(i for i, line in enumerate(ended.out) if line.split()[:2] == ["defense", "BA"])
@@ -293,7 +296,7 @@ def test_a_sweep_ends_with_one_table_of_all_runs(tmp_path: Path) -> None:
     assert sum(" defense " in line for line in ended.out) == 1
     rows = [line.split() for line in ended.out[head + 2 : head + 4]]
     assert [(row[0], len(row)) for row in rows] == [("krum", 7), ("median", 7)]
-    assert rows[1][3:6] == ["-", "-", "-"]  # median judges nobody
+    assert rows[1][3:6] == ["-", "-", "-"]  # median judges no client
     assert sum("pretrain 1/1" in line for line in ended.out) == 1  # shared by the two
 
     assert os.listdir(tmp_path) == ["runs"]
@@ -320,7 +323,7 @@ def test_a_sweep_file_is_checked_and_run(tmp_path: Path) -> None:
     assert len(run_folders(tmp_path / "runs")) == 2
 
 
-def test_a_sweep_over_non_iid_attacks_one_trained_model(tmp_path: Path) -> None:
+def test_a_converged_sweep_over_non_iid_shares_one_pretrained_model(tmp_path: Path) -> None:
     command = ["scenario=converged", "pretrain_rounds=1", "rounds=1", "pmr=0.34"]
     splits = ["non_iid=0,1", "n_clients=[4,5],6", "pool=6"]
     ended = succeed("-m", *command, *splits, cwd=tmp_path)
@@ -405,13 +408,11 @@ def test_a_failing_run_does_not_stop_a_sweep_of_plugins(tmp_path: Path, plugins:
     assert [sum(verdicts) for verdicts in accepted] == [2, 2, 2]
 
     once = fedbench(plugins.searchpath, "defense=boom", cwd=work, env=plugins.env)
-    assert once.code not in (0, None), "a failed run is tried again, and fails again"
+    assert once.code not in (0, None), "a failed run is repeated, and fails again"
     assert once.out[-1].endswith("failed: RuntimeError: boom in round 1")
 
 
-def test_a_mistake_in_the_settings_of_a_plugin_is_told_in_one_line(
-    tmp_path: Path, plugins: Plugins
-) -> None:
+def test_a_wrong_setting_of_a_plugin_prints_one_line(tmp_path: Path, plugins: Plugins) -> None:
     work = tmp_path / "work"
     work.mkdir()
     command = [plugins.searchpath, "defense=smallest", "defense.keep=0"]
@@ -423,7 +424,7 @@ def test_a_mistake_in_the_settings_of_a_plugin_is_told_in_one_line(
 
 
 @pytest.mark.parametrize("sweep", [[], ["-m", "defense=krum,median"]])
-def test_ctrl_c_says_how_to_go_on(sweep: list[str], tmp_path: Path) -> None:
+def test_ctrl_c_says_how_to_resume(sweep: list[str], tmp_path: Path) -> None:
     process = start(*sweep, "rounds=200", cwd=tmp_path)
     assert process.stdout is not None
     while "round 2/200" not in (line := process.stdout.readline()):
@@ -432,12 +433,12 @@ def test_ctrl_c_says_how_to_go_on(sweep: list[str], tmp_path: Path) -> None:
     ended = wait(process)
     assert (ended.code, ended.err) == (130, [])
     assert "stopped after round" in ended.out[-1]
-    folders = run_folders(tmp_path / "runs")  # of a sweep, those that were started
+    folders = run_folders(tmp_path / "runs")  # in a sweep, the runs that have started
     assert sum("the same command resumes it" in line for line in ended.out) == len(folders)
     assert not any((folder / "summary.json").exists() for folder in folders)
 
 
-def test_help_and_the_frozen_surface_of_the_command_line(tmp_path: Path) -> None:
+def test_help_lists_exactly_these_groups_and_settings(tmp_path: Path) -> None:
     ended = succeed("--help", cwd=tmp_path)
     text = "\n".join(ended.out)
     groups, _, config = text.partition("== Configuration groups ==")[2].partition("== Config ==")

@@ -1,4 +1,4 @@
-"""The configuration: every shipped file composes, and the run id names what matters."""
+"""The configuration: every shipped file composes; the run id covers all that affects results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TUNED_GROUPS = {"tuned": "defense", "tuned_attack": "attack"}
 CHOICES = [(group, choice) for group, choice in FILES if group in GROUPS]
 SCENARIOS = [choice for group, choice in FILES if group == "scenario"]
 TUNED = [(group, choice) for group, choice in FILES if group in TUNED_GROUPS]
-VARIANTS = {"baybfed_literal": "baybfed"}  # other settings of the same plugin
+VARIANTS = {"baybfed_literal": "baybfed"}  # file -> plugin with other settings
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +56,14 @@ def test_every_file_of_conf_composes_and_builds(group: str, choice: str) -> None
 
 
 @pytest.mark.parametrize(("choice", "name"), VARIANTS.items())
-def test_a_variant_differs_from_its_plugin_in_settings_it_has(choice: str, name: str) -> None:
+def test_a_variant_changes_settings_of_its_plugin(choice: str, name: str) -> None:
     variant, plain = config(f"defense={choice}").defense, config(f"defense={name}").defense
     assert variant != plain
     assert variant.keys() == plain.keys()
 
 
 @pytest.mark.parametrize(("folder", "tuned"), TUNED, ids=map("/".join, TUNED))
-def test_settings_tuned_to_a_data_set_are_used_with_it_and_the_command_line_wins(
+def test_tuned_settings_apply_to_their_data_set_and_the_command_line_wins(
     folder: str, tuned: str
 ) -> None:
     kind = TUNED_GROUPS[folder]
@@ -103,7 +103,7 @@ def test_every_sweep_composes(path: Path) -> None:
                 compose(path.stem, overrides=[*found, f"{key}={value}"])
 
 
-def test_the_defaults_of_the_schema_are_those_of_the_file() -> None:
+def test_schema_and_config_yaml_have_the_same_defaults() -> None:
     composed, schema = OmegaConf.to_container(compose("config")), RunConfig()
     assert isinstance(composed, dict)
     for key, value in composed.items():
@@ -118,9 +118,9 @@ def test_a_data_set_brings_its_model_and_the_command_line_wins() -> None:
     assert config("model=mlp", "dataset=mnist").model["name"] == "mlp"
 
 
-@pytest.mark.parametrize("dataset", ["fmnist_sample", "reddit_sample"])  # the latter has rounds
+@pytest.mark.parametrize("dataset", ["fmnist_sample", "reddit_sample"])  # reddit_sample sets rounds
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_scenario_wins_over_the_data_set_and_the_command_line_over_it(
+def test_a_scenario_overrides_the_data_set_and_the_command_line_overrides_both(
     scenario: str, dataset: str
 ) -> None:
     values = yaml.safe_load((ROOT / "conf" / "scenario" / f"{scenario}.yaml").read_text()) or {}
@@ -131,7 +131,7 @@ def test_a_scenario_wins_over_the_data_set_and_the_command_line_over_it(
     assert config(*both, "rounds=7") == replace(there, rounds=7)
 
 
-def test_the_default_scenario_changes_nothing_and_the_paper_s_is_a_trained_model() -> None:
+def test_the_default_scenario_changes_nothing_and_converged_follows_the_paper() -> None:
     assert config("scenario=default") == config()
     paper = config("scenario=converged", "dataset=reddit_sample")
     assert (paper.pretrain_non_iid, paper.pretrain_rounds, paper.rounds) == (0, 40, 5)
@@ -151,7 +151,7 @@ def test_the_default_scenario_changes_nothing_and_the_paper_s_is_a_trained_model
         *[("name", v) for v in ("", ".", "..", "a/b", ".hidden")],
     ],
 )
-def test_a_value_out_of_range_is_named(key: str, value: Any) -> None:
+def test_a_value_out_of_range_is_a_user_error(key: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"{key}={value}: must be "):
         replace(RunConfig(), **{key: value}).check()
 
@@ -164,17 +164,17 @@ def test_a_value_out_of_range_is_named(key: str, value: Any) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_number_and_no_range_of_clients_is_told(value: Any) -> None:
-    with pytest.raises(UserError) as told:
+def test_n_clients_must_be_a_number_or_a_range(value: Any) -> None:
+    with pytest.raises(UserError) as caught:
         RunConfig(n_clients=value).check()
     shown = value if isinstance(value, str) else json.dumps(value)
-    assert str(told.value) == (
+    assert str(caught.value) == (
         f"n_clients={shown}: must be a whole number of at least 1 or a range [fewest, most]"
     )
 
 
 @pytest.mark.parametrize("override", ["true", "null", "[]", "{a:1}", "2.5"])
-def test_no_other_value_of_n_clients_gets_past_hydra(override: str) -> None:
+def test_other_types_of_n_clients_are_user_errors_despite_its_type_any(override: str) -> None:
     with pytest.raises(UserError, match=r"^n_clients=.*: must be a whole number"):
         config(f"n_clients={override}")
 
@@ -183,7 +183,7 @@ def test_no_other_value_of_n_clients_gets_past_hydra(override: str) -> None:
     ("value", "fewest", "most"),
     [("[40,90]", 40, 90), ("[30,30]", 30, 30), ("[1,2]", 1, 2), ("7", 7, 7), ("'7'", 7, 7)],
 )
-def test_clients_as_a_number_or_a_range(value: str, fewest: int, most: int) -> None:
+def test_n_clients_as_a_number_or_a_range(value: str, fewest: int, most: int) -> None:
     made = config(f"n_clients={value}")
     assert (made.fewest_clients, made.most_clients, made.pool_size) == (fewest, most, most)
     assert [*made.client_counts] == [*range(fewest, most + 1)]
@@ -192,14 +192,14 @@ def test_clients_as_a_number_or_a_range(value: str, fewest: int, most: int) -> N
         config(f"n_clients={value}", f"pool={most - 1}")
 
 
-def test_the_number_of_clients_is_drawn_anew_in_each_round_by_seed_and_round_alone() -> None:
+def test_a_number_of_clients_is_drawn_in_every_round_by_seed_and_round_only() -> None:
     rounds = range(-20, 980)
     made = config("n_clients=[40,44]")
     drawn = [made.n_clients_in(index) for index in rounds]
     counts = Counter(drawn)
     assert {*counts} == {40, 41, 42, 43, 44}
-    assert all(150 < n < 250 for n in counts.values())  # uniform: 200 each, 13 standard deviation
-    assert len({*drawn[:20]}) > 1  # in benign rounds, too
+    assert all(150 < n < 250 for n in counts.values())  # uniform: 200 each, standard deviation 13
+    assert len({*drawn[:20]}) > 1  # in benign rounds as well
     others = ["defense=krum", "attack=none", "pmr=0.5", "pool=99", "executor.devices=2", "rounds=3"]
     same = config("n_clients=[40,44]", *others)
     assert [same.n_clients_in(index) for index in reversed(rounds)] == drawn[::-1]
@@ -208,7 +208,7 @@ def test_the_number_of_clients_is_drawn_anew_in_each_round_by_seed_and_round_alo
     assert {*map(config().n_clients_in, rounds)} == {30}
 
 
-def test_a_defense_must_work_on_every_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defense_is_checked_for_every_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"krum: krum needs N - f - 2 >= 1, got N=2, f=0"):
         Plan.of(config("n_clients=[2,9]", "defense=krum", "pmr=0.5"))
     with pytest.raises(UserError, match=r"krum needs m <= N, got N=4, m=5"):
@@ -225,10 +225,10 @@ def test_a_defense_must_work_on_every_number_of_clients(monkeypatch: pytest.Monk
     Plan.of(config("n_clients=[8,9]", "defense=krum"))
 
 
-def test_a_defense_warns_of_any_number_of_clients() -> None:
+def test_a_defense_warns_if_any_number_of_clients_is_too_small() -> None:
     krum = ["defense=krum", "defense.f=3"]
-    told = Plan.of(config("n_clients=[7,20]", *krum)).warning()
-    assert told == "krum is proven for N > 2f + 2 only, got N=7, f=3"
+    warning = Plan.of(config("n_clients=[7,20]", *krum)).warning()
+    assert warning == "krum is proven for N > 2f + 2 only, got N=7, f=3"
     assert Plan.of(config("n_clients=8", *krum)).warning() is not None
     assert Plan.of(config("n_clients=[9,20]", *krum)).warning() is None
 
@@ -251,7 +251,7 @@ def run_id(*overrides: str) -> str:
         *("n_clients=[29,30]", "pretrain_non_iid=0", "pretrain_non_iid=1"),
     ],
 )
-def test_what_affects_the_result_changes_the_run_id(override: str) -> None:
+def test_settings_that_affect_results_change_the_run_id(override: str) -> None:
     assert run_id(override) != run_id()
 
 
@@ -262,28 +262,28 @@ def test_what_affects_the_result_changes_the_run_id(override: str) -> None:
         *("n_clients=[30,30]", "pretrain_non_iid=0.5", "scenario=default"),
     ],
 )
-def test_what_does_not_affect_the_result_keeps_the_run_id(override: str) -> None:
+def test_settings_that_do_not_affect_results_keep_the_run_id(override: str) -> None:
     assert run_id(override) == run_id()
 
 
 @pytest.mark.parametrize(
     "where", ["pretrain_rounds=0", "dataset=reddit_sample", "dataset=iot_sample"]
 )
-def test_where_benign_rounds_do_not_go_by_class_pretrain_non_iid_has_no_effect(where: str) -> None:
+def test_pretrain_non_iid_has_no_effect_without_pretraining_by_class(where: str) -> None:
     made = config(where, "pretrain_non_iid=1")
     assert made.pretraining.split == made.split
     assert run_id(where, "pretrain_non_iid=1") == run_id(where)
     assert made.pretrain_id() == config(where).pretrain_id()
 
 
-def test_ids_are_those_of_runs_from_before_a_setting_that_they_do_not_use() -> None:
-    """Else what is finished, and benign models that took hours, would be made again."""
+def test_a_new_setting_keeps_the_ids_of_runs_that_do_not_use_it() -> None:
+    """Otherwise finished runs, and pretrained models that took hours, would be computed again."""
     assert "pretrain_non_iid" not in config()._settings_without(())
     assert config()._settings_without(())["n_clients"] == 30
     assert config("pretrain_non_iid=0")._settings_without(())["pretrain_non_iid"] == 0
 
 
-def test_a_share_of_malicious_clients_that_rounds_to_nobody_is_told() -> None:
+def test_a_pmr_that_rounds_to_no_client_is_a_user_error() -> None:
     with pytest.raises(UserError, match=r"pmr=0.01: rounds to no malicious client of n_clients=30"):
         Plan.of(config("pmr=0.01"))
     Plan.of(config("pmr=0.01", "attack=none"))
@@ -296,7 +296,7 @@ def test_a_share_of_malicious_clients_that_rounds_to_nobody_is_told() -> None:
 
 
 @pytest.mark.parametrize("kind", ["defense", "attack", "backdoor"])
-def test_a_plugin_with_a_new_version_makes_a_new_run(
+def test_a_new_version_of_a_plugin_changes_the_run_id(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, plan = run_id(), Plan.of(config())
@@ -305,14 +305,14 @@ def test_a_plugin_with_a_new_version_makes_a_new_run(
     assert run_id() != before
 
 
-def test_an_attack_that_would_never_start_is_told() -> None:
+def test_an_attack_that_never_starts_is_a_user_error() -> None:
     with pytest.raises(UserError, match=r"attack_start=10: must be below rounds=10"):
         Plan.of(config("attack_start=10"))
     Plan.of(config("attack_start=9"))
     Plan.of(config("attack_start=10", "attack=none"))
 
 
-def test_omniscience_is_on_record_though_a_file_leaves_it_out() -> None:
+def test_omniscience_is_recorded_even_if_the_config_omits_it() -> None:
     plan = Plan.of(config("attack=alie", "~attack.omniscient"))
     assert plan.config.attack["omniscient"] is True
     assert plan.folder.path.name == run_id("attack=alie")
@@ -327,24 +327,24 @@ def test_omniscience_is_on_record_though_a_file_leaves_it_out() -> None:
     ],
     ids=["gamma", "eps", "z", "key"],
 )
-def test_what_no_float_and_no_name_can_be_is_told(override: str) -> None:
+def test_huge_numbers_and_numeric_keys_are_user_errors(override: str) -> None:
     with pytest.raises(UserError, match=r"too large|has no setting 1"):
         Plan.of(config(*override.split()))
 
 
-def test_a_share_that_rounds_to_nobody_of_the_pool_is_told() -> None:
+def test_a_pmr_that_rounds_to_no_client_of_the_pool_is_a_user_error() -> None:
     with pytest.raises(UserError, match=r"pmr=0.01: rounds to no malicious client of pool=40"):
         Plan.of(config("pmr=0.01", "malicious=sampled", "pool=40"))
-    Plan.of(config("pmr=0.03", "malicious=sampled", "pool=40"))  # one in 40, in some rounds
+    Plan.of(config("pmr=0.03", "malicious=sampled", "pool=40"))  # 1 client of 40
 
 
 @pytest.mark.parametrize("dataset", ["fmnist_sample", "fmnist", "mnist", "cifar10"])
 @pytest.mark.parametrize("attack", [name for group, name in CHOICES if group == "attack"])
-def test_every_attack_fits_every_data_set_of_images(attack: str, dataset: str) -> None:
+def test_every_attack_fits_every_image_data_set(attack: str, dataset: str) -> None:
     Plan.of(config(f"attack={attack}", f"dataset={dataset}"))
 
 
-def test_pretraining_is_shared_by_what_does_not_change_it() -> None:
+def test_runs_that_differ_after_round_0_only_share_their_pretraining() -> None:
     base = config().pretrain_id()
     for same in (
         *("defense=krum", "attack=none", "attack=dba", "pmr=0.5", "malicious=sampled", "rounds=3"),
@@ -364,8 +364,8 @@ def test_pretraining_is_shared_by_what_does_not_change_it() -> None:
         assert config(other).pretrain_id() != base, other
 
 
-def test_benign_models_are_shared_by_all_runs_whose_benign_rounds_are_the_same() -> None:
-    """What the run itself does with its samples from round 0 on does not matter."""
+def test_runs_with_the_same_benign_rounds_share_their_pretraining() -> None:
+    """The partition from round 0 on does not matter."""
     base = config("non_iid=0").pretrain_id()
     for same in (
         *("non_iid=0", "non_iid=0.7", "non_iid=1", "non_iid=0 dirichlet_alpha=2"),

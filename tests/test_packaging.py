@@ -1,4 +1,4 @@
-"""Wheel, sdist and bare clone: each has all it needs, and runs somewhere else."""
+"""Wheel, sdist and bare clone: each is complete and runs anywhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from end_to_end import ROOT, TIMEOUT, environment, files, run_folder, succeed
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the list of files that git has"),
+    pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs git's list of files"),
 ]
 
 PACKAGES = {name: f"fedbench/{name}" for name in ("attacks", "backdoors", "conf", "defenses")}
@@ -37,7 +37,7 @@ def python(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> 
 
 
 def tree() -> list[str]:
-    """The files of the project: what git has, or would take."""
+    """Return the files of the project: tracked by git, or not ignored."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [name for name in names.splitlines() if (ROOT / name).is_file()]
@@ -62,7 +62,7 @@ def members(wheel: Path) -> list[str]:
 
 
 def in_package(name: str) -> str:
-    """Where a file of the tree is in the wheel."""
+    """Return the path in the wheel of a file of the tree."""
     top, _, rest = name.partition("/")
     return f"{PACKAGES.get(top, top)}/{rest}"
 
@@ -71,7 +71,7 @@ def where(module: str) -> str:
     return f"import importlib.util as u; s = u.find_spec({module!r}); print(s and s.origin)"
 
 
-def test_a_wheel_installed_elsewhere_has_all_and_runs(tmp_path: Path) -> None:
+def test_an_installed_wheel_is_complete_and_runs(tmp_path: Path) -> None:
     source = clone(tmp_path / "source")
     wheel = build("wheel", source, tmp_path / "from_tree")
     sdist = build("sdist", clone(tmp_path / "another"), tmp_path / "sdist")
@@ -119,11 +119,11 @@ def test_a_wheel_installed_elsewhere_has_all_and_runs(tmp_path: Path) -> None:
     assert [name for name in files(site) if "__pycache__" not in name] == before
 
     script = [str(site / "bin" / "fedbench"), "defense=krumm"]
-    told = subprocess.run(
+    failed = subprocess.run(
         script, cwd=away, env=environment(env), capture_output=True, text=True, timeout=TIMEOUT
     )
-    assert told.returncode == 1
-    assert "did you mean krum?" in told.stderr
+    assert failed.returncode == 1
+    assert "did you mean krum?" in failed.stderr
 
 
 def test_a_bare_clone_runs_from_its_root(tmp_path: Path) -> None:

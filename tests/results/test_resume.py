@@ -1,4 +1,4 @@
-"""Killed at any moment, for real, a run ends with the same bits as one that was left alone."""
+"""A run that was killed at any moment ends with the same bits as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def plugins(tmp_path: Path) -> Plugins:
 
 
 def kill_when(reached: Callable[[], bool], delay: float, *command: str, plugins: Plugins) -> None:
-    """Starts the command and kills it, `delay` seconds after it has got there."""
+    """Start the command and kill it `delay` seconds after `reached()`."""
     cwd = Path(plugins.env["PYTHONPATH"].partition(os.pathsep)[0]).parent
     process = start(*command, cwd=cwd, env=plugins.env)
     deadline = time.monotonic() + TIMEOUT
@@ -114,14 +114,14 @@ def n_lines(out: Path) -> int:
     ("defense", "attack"),
     [
         ("krum", "constrain_and_scale"),
-        ("memory", "edge_case"),  # whose backdoor is made of the model before round 0
+        ("memory", "edge_case"),  # its backdoor depends on the model before round 0
     ],
 )
-def test_a_run_killed_many_times_equals_one_that_was_not(
+def test_a_run_killed_many_times_equals_an_uninterrupted_one(
     defense: str, attack: str, tmp_path: Path, plugins: Plugins
 ) -> None:
     command = [plugins.searchpath, f"defense={defense}", f"attack={attack}", *SETTINGS]
-    command += ["pretrain_non_iid=0", "non_iid=0.8"]  # benign rounds with samples of their own
+    command += ["pretrain_non_iid=0", "non_iid=0.8"]  # pretraining has its own partition
     succeed(*command, "out=calm", cwd=tmp_path, env=plugins.env)
     calm = run_folder(tmp_path / "calm")
 
@@ -133,19 +133,19 @@ def test_a_run_killed_many_times_equals_one_that_was_not(
 
     kill_when(pretraining, rng.uniform(0, 0.05), *command, plugins=plugins)
     (cache,) = out.glob(".pretrained/*.pt")
-    assert -6 < checkpoint(cache)["next_round"] < 0, "the kill came too late to be in pretraining"
+    assert -6 < checkpoint(cache)["next_round"] < 0, "killed too late, after pretraining"
     (cache.parent / f".{cache.name}.partial").write_bytes(b"half a model")
 
-    for moment in (1, 5):  # lines of rounds.jsonl to wait for
+    for moment in (1, 5):  # number of lines in rounds.jsonl
 
         def there(moment: int = moment) -> bool:
             return n_lines(out) >= moment
 
         kill_when(there, rng.uniform(0, 0.4), *command, plugins=plugins)
     folder = run_folder(out)
-    assert not (folder / "summary.json").exists(), "the kills came too late to be in the rounds"
+    assert not (folder / "summary.json").exists(), "killed too late, after the last round"
 
-    # The tracker is called when the line is written and the checkpoint is not.
+    # The tracker is called after the line is written and before the checkpoint.
     at = n_lines(out) + 2
     ended = fedbench(*command, "tracker=killer", f"tracker.at={at}", cwd=tmp_path, env=plugins.env)
     assert ended.code == -signal.SIGKILL
@@ -157,7 +157,7 @@ def test_a_run_killed_many_times_equals_one_that_was_not(
         (folder / f".{name}.partial").write_bytes(b"half a file")
 
     ended = succeed(*command, cwd=tmp_path, env=plugins.env)
-    assert f"round {at + 1}/14" in ended.out[1]  # after how clients are trained
+    assert f"round {at + 1}/14" in ended.out[1]  # after the line that names the executor
     assert folder.name == calm.name
     assert files(folder) == RUN_FILES
     assert result(folder) == result(calm)
@@ -171,7 +171,7 @@ def test_a_run_killed_many_times_equals_one_that_was_not(
 def test_a_run_killed_before_its_first_checkpoint_starts_over(
     tmp_path: Path, plugins: Plugins
 ) -> None:
-    """With the first line written, whole or torn, and no checkpoint to make it count."""
+    """The first line is written, whole or torn, but no checkpoint confirms it."""
     command = [plugins.searchpath, "defense=memory", "rounds=3"]
     killed = ["tracker=killer", "tracker.at=0", "out=killed"]
     assert fedbench(*command, *killed, cwd=tmp_path, env=plugins.env).code == -signal.SIGKILL
@@ -189,7 +189,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(
     assert result(folder) == result(run_folder(tmp_path / "calm"))
 
 
-def test_two_processes_on_the_same_command(tmp_path: Path) -> None:
+def test_two_processes_with_the_same_command_run_it_once(tmp_path: Path) -> None:
     command = ["defense=krum", "rounds=6"]
     both = [start(*command, "out=shared", cwd=tmp_path) for _ in range(2)]
     ended = [wait(process) for process in both]
@@ -201,4 +201,4 @@ def test_two_processes_on_the_same_command(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "shared")
     assert files(folder) == RUN_FILES
     assert result(folder) == result(run_folder(tmp_path / "alone"))
-    assert lines.count("already finished, skipped") == 1, "the one that waited says so"
+    assert lines.count("already finished, skipped") == 1, "the process that waited says so"
