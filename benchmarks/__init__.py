@@ -1,5 +1,5 @@
-"""How fast fedbench is: ratios of things timed in turn in one run; `python -m benchmarks -h`.
+"""Benchmarks of fedbench's speed; see `python -m benchmarks -h`.
 
-A benchmark is a module of this folder with `measure(options) -> Iterator[Row]`; its name is its
-file's. Modules with an underscore at the front are what benchmarks share.
+A benchmark is a module of this folder that defines `measure(options) -> Iterator[Row]`; the file
+name is the benchmark's name. Modules that start with an underscore are helpers.
 """

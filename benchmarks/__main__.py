@@ -1,4 +1,4 @@
-"""Runs benchmarks, prints a table and writes it as JSON; see `python -m benchmarks -h`."""
+"""Run benchmarks, print a table and save it as JSON; see `python -m benchmarks -h`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks._measure import Options
-from benchmarks._results import Book, compare, default_path
+from benchmarks._results import ResultWriter, compare, default_path
 from fedbench.errors import UserError, nearest
 
-# Setting of some benchmarks -> those
+# Options that only some benchmarks use
 SETTINGS = {
     "defense": ("aggregate",),
     "clients": ("aggregate", "recurrent"),
@@ -22,7 +22,7 @@ SETTINGS = {
 
 
 def names() -> list[str]:
-    """The benchmarks there are: modules of this folder."""
+    """Names of all benchmarks: the modules of this folder."""
     return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
 
 
@@ -50,29 +50,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    result = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="How fast fedbench is, as ratios of things timed in turn in one run.",
-        epilog="ratio: seconds / its seconds, the median over repetitions of each one's ratio; "
-        "times as fast: the other way round.",
+        description="Measure the speed of fedbench as ratios. Both sides of a ratio are timed "
+        "alternately in one run.",
+        epilog="ratio: seconds / baseline s, the median over repetitions; times as fast: the "
+        "median of the inverse.",
     )
-    made.add_argument("names", nargs="*", metavar="NAME", help=f"all of: {', '.join(names())}")
-    made.add_argument("--repeats", type=positive, default=5, help="counted repetitions (5)")
-    made.add_argument("--threads", type=positive, default=1, help="of each that is timed (1)")
-    made.add_argument("--json", type=Path, metavar="FILE", help="benchmarks/runs/<time>.json")
-    made.add_argument("--quick", action="store_true", help="1 repetition and small sizes: a test")
-    made.add_argument("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"), help="JSON files")
-    own = made.add_argument_group("settings of some benchmarks")
-    own.add_argument("--defense", nargs="+", default=[], help="aggregate: rules (all)")
-    own.add_argument(
-        "--clients",
-        nargs="+",
-        type=positive,
-        default=[],
-        help="aggregate, recurrent: numbers of clients (30 and 100, 10)",
-    )
-    own.add_argument("--megabytes", type=positive, help="posts: size of the dump (100)")
-    return made
+    add = result.add_argument
+    add("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(names())}")
+    add("--repeats", type=positive, default=5, help="timed repetitions (default: 5)")
+    add("--threads", type=positive, default=1, help="per process (default: 1)")
+    add("--json", type=Path, metavar="FILE", help="default: benchmarks/runs/<time>.json")
+    add("--quick", action="store_true", help="smoke test: 1 repetition, small sizes")
+    add("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"), help="compare two JSON files")
+    add = result.add_argument_group("options of single benchmarks").add_argument
+    add("--defense", nargs="+", default=[], help="aggregate: defenses (default: all)")
+    clients = "aggregate, recurrent: numbers of clients (default: 30 and 100, 10)"
+    add("--clients", nargs="+", type=positive, default=[], help=clients)
+    add("--megabytes", type=positive, help="posts: size of the dump (default: 100)")
+    return result
 
 
 def positive(text: str) -> int:
@@ -83,25 +80,27 @@ def positive(text: str) -> int:
 
 
 def check(chosen: Sequence[str], options: Options) -> None:
-    """A UserError for a name or a setting that has no effect here."""
+    """Raise UserError for unknown benchmarks and for options that none of the chosen ones use."""
     known = names()
     for name in chosen:
         if name not in known:
             raise UserError(f"{name}: no such benchmark{nearest(name, known)}")
     for setting, owners in SETTINGS.items():
         if getattr(options, setting) and not {*owners} & {*chosen}:
-            raise UserError(f"--{setting}: is for {', '.join(owners)}, got {', '.join(chosen)}")
+            raise UserError(
+                f"--{setting}: must be used with {' or '.join(owners)}, got {', '.join(chosen)}"
+            )
 
 
 def run(chosen: Sequence[str], options: Options, path: Path) -> None:
-    import torch  # takes seconds: mistakes are told before it
+    import torch  # takes seconds; user errors must print before that
 
     torch.set_num_threads(options.threads)
-    book = Book(path, options)
+    writer = ResultWriter(path, options)
     for name in chosen:
         for row in importlib.import_module(f"benchmarks.{name}").measure(options):
-            book.add({"benchmark": name, **row.record()})
-    print(f"written to {path}")
+            writer.add({"benchmark": name, **row.record()})
+    print(f"saved to {path}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""PyPI's byzfl: its parts, and its federated training as a side of `peers`.
+"""byzfl (from PyPI): its modules, and its federated training for `peers`.
 
-byzfl's package imports torchvision, matplotlib and seaborn for its own benchmark. Its aggregators,
-clients and server do not, so they are imported without the package's `__init__`.
+The package's `__init__` imports torchvision, matplotlib and seaborn for byzfl's own benchmark. Its
+aggregators, clients and server need none of them, so we import these without the `__init__`.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from benchmarks._sides import N_CLASSES
+from benchmarks._frameworks import N_CLASSES
 
 if TYPE_CHECKING:
-    from benchmarks._sides import Link, Task
+    from benchmarks._frameworks import RoundServer, Task
 
 
 def byzfl(part: str) -> Any:
-    """The module byzfl.<part>; None if byzfl is not installed."""
+    """Import byzfl.<part>; None if byzfl is not installed."""
     if "byzfl" not in sys.modules:
-        found = importlib.util.find_spec("byzfl")
-        if found is None:
+        spec = importlib.util.find_spec("byzfl")
+        if spec is None:
             return None
-        sys.modules["byzfl"] = importlib.util.module_from_spec(found)  # not executed
+        sys.modules["byzfl"] = importlib.util.module_from_spec(spec)  # not executed
     return importlib.import_module(f"byzfl.{part}")
 
 
-def run(task: Task, link: Link) -> None:
-    """FedAvg as byzfl.benchmark.train does it: clients with a data loader and a model each.
+def run(task: Task, server: RoundServer) -> None:
+    """FedAvg as in byzfl.benchmark.train: each client has its own DataLoader and model.
 
-    A client keeps its optimizer, and with it the momentum, from round to round.
+    Clients keep their optimizer, and so their momentum, across rounds.
     """
-    torch.set_num_threads(task.threads * task.devices)  # it has no other way to use several cores
+    torch.set_num_threads(task.threads * task.devices)  # byzfl's only way to use several cores
     framework = byzfl("fed_framework")
-    framework.models.benchmarked = task.network  # byzfl builds models by their name in there
-    work = task.load()
-    samples = task.samples(work)
+    framework.models.benchmarked = task.network  # byzfl looks models up by name here
+    data = task.load()
+    samples = task.samples(data)
     loaders = [
         DataLoader(Subset(samples, shard.tolist()), task.batch_size, shuffle=True)
-        for shard in work.shards
+        for shard in data.shards
     ]
-    shared = {
+    common = {
         "model_name": "benchmarked",
         "device": "cpu",
         "optimizer_name": "SGD",
@@ -54,24 +54,28 @@ def run(task: Task, link: Link) -> None:
         "milestones": [],
         "learning_rate_decay": 1.0,
     }
-    own = {"loss_name": "CrossEntropyLoss", "LabelFlipping": False, "nb_labels": N_CLASSES}
-    own |= {"momentum": 0.0, "store_per_client_metrics": False}  # of gradients, which go unused
-    clients = [framework.Client({**shared, **own, "training_dataloader": it}) for it in loaders]
+    client_only = {"loss_name": "CrossEntropyLoss", "LabelFlipping": False, "nb_labels": N_CLASSES}
+    # Momentum of gradients: clients send models, so it has no effect.
+    client_only |= {"momentum": 0.0, "store_per_client_metrics": False}
+    clients = [
+        framework.Client({**common, **client_only, "training_dataloader": loader})
+        for loader in loaders
+    ]
     rule = {"aggregator_info": {"name": "Average", "parameters": {}}, "pre_agg_list": []}
-    server = framework.Server({**shared, **rule, "test_loader": loaders[0]})
-    server.set_model_state(work.start)
+    byzfl_server = framework.Server({**common, **rule, "test_loader": loaders[0]})
+    byzfl_server.set_model_state(data.start)
 
-    def send_out() -> None:
+    def broadcast() -> None:
         for client in clients:
-            client.set_model_state(server.get_dict_parameters())
+            client.set_model_state(byzfl_server.get_dict_parameters())
 
     def one_round() -> None:
         weights = []
         for client, loader in zip(clients, loaders, strict=True):
             client.compute_model_update(len(loader))
             weights.append(client.get_flat_parameters())
-        server.update_model_with_weights(weights)
-        send_out()
+        byzfl_server.update_model_with_weights(weights)
+        broadcast()
 
-    send_out()
-    link.serve(one_round, server.get_flat_parameters)
+    broadcast()
+    server.serve(one_round, byzfl_server.get_flat_parameters)

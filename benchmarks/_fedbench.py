@@ -1,4 +1,4 @@
-"""fedbench's own training, assembled without a command line."""
+"""fedbench, assembled without its command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedbench.models import MODELS
 from fedbench.rng import generator
 
 if TYPE_CHECKING:
-    from benchmarks._sides import Link, Task
+    from benchmarks._frameworks import RoundServer, Task
 
 CONFIG = RunConfig(local_epochs=1)
 
@@ -37,12 +37,13 @@ def rank_group(
     switches: Mapping[str, bool] | None = None,
     **settings: Any,
 ) -> tuple[RankGroup, Round]:
-    """CONFIG's clients, ready to train, and their first round, without an attack.
+    """Build CONFIG's clients, ready to train, and their first round, without an attack.
 
-    Only this function of benchmarks/ knows how fedbench assembles a simulation.
+    `switches` are further settings of the executor. This is the only place in benchmarks/ that
+    knows how fedbench assembles a simulation.
     """
-    how = EXECUTORS.build({"name": executor, "threads": threads, **(switches or {})})
-    fabric = fabric or make_fabric(how)
+    built = EXECUTORS.build({"name": executor, "threads": threads, **(switches or {})})
+    fabric = fabric or make_fabric(built)
     config = replace(CONFIG, **settings)
     torch.manual_seed(config.seed)
     network = MODELS.build(model).build(data.input_shape, data.n_classes)
@@ -50,7 +51,7 @@ def rank_group(
     simulation = Simulation(config, data, network, attack, fabric)
     layout = simulation.replica.layout
     round_ = Round(0, simulation.selection.select(0), layout.read_params(), layout.read_buffers())
-    return RankGroup(how, simulation), round_
+    return RankGroup(built, simulation), round_
 
 
 def thinned(data: Dataset, step: int) -> Dataset:
@@ -62,13 +63,13 @@ def dataset_file(task: Task) -> Path:
     return Path(task.file).with_suffix(".dataset")
 
 
-def run(task: Task, link: Link) -> None:
-    how = EXECUTORS.build({"name": task.executor, "threads": task.threads})
-    launch(how, task.devices, on_rank, task, link)
+def run(task: Task, server: RoundServer) -> None:
+    executor = EXECUTORS.build({"name": task.executor, "threads": task.threads})
+    launch(executor, task.devices, on_rank, task, server)
 
 
-def on_rank(fabric: Fabric, task: Task, link: Link) -> None:
-    from benchmarks._sides import NETWORKS
+def on_rank(fabric: Fabric, task: Task, server: RoundServer) -> None:
+    from benchmarks._frameworks import NETWORKS
 
     data = torch.load(dataset_file(task), weights_only=False)
     model = NETWORKS[task.model]
@@ -76,7 +77,7 @@ def on_rank(fabric: Fabric, task: Task, link: Link) -> None:
     if fabric.global_rank > 0:
         ranks.serve()
         return
-    rule, initial = DEFENSES.build({"name": "fedavg"}), round_.params
+    fedavg, initial = DEFENSES.build({"name": "fedavg"}), round_.params
 
     def one_round() -> None:
         nonlocal round_
@@ -89,8 +90,8 @@ def on_rank(fabric: Fabric, task: Task, link: Link) -> None:
             layers=ranks.simulation.replica.layout.layers,
             rng=generator(CONFIG.seed, "defense", round_.index),
         )
-        aggregate, _ = rule.aggregate(updates, rule.init(), view)
+        aggregate, _ = fedavg.aggregate(updates, fedavg.init(), view)
         round_ = replace(round_, index=round_.index + 1, params=round_.params + aggregate.update)
 
-    link.serve(one_round, lambda: round_.params)
+    server.serve(one_round, lambda: round_.params)
     ranks.stop()

@@ -1,7 +1,7 @@
-"""PyPI's flwr: a simulation as in the PyTorch quickstart of its documentation, a side of `peers`.
+"""Flower's simulation (flwr from PyPI), as in its PyTorch quickstart, for `peers`.
 
-Ray runs the clients in as many processes as the task has, with as many processors each as there are
-threads; the server is in another.
+Ray runs the clients in `task.devices` processes with `task.threads` CPUs each. The server has a
+process of its own.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from flwr.simulation import run_simulation
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from benchmarks._sides import Task, Work
+from benchmarks._frameworks import Task, TaskData
 
 if TYPE_CHECKING:
-    from benchmarks._sides import Link
+    from benchmarks._frameworks import RoundServer
 
 client_app = ClientApp()
 
 
 @cache
-def loaded(task: Task) -> Work:
-    """The samples, once in the process of the clients."""
+def load_once(task: Task) -> TaskData:
+    """Load the task's data once per client process."""
     torch.set_num_threads(task.threads)
     return task.load()
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """A client's part in a round."""
+    """Train one client for one round."""
     task = Task(**json.loads(message.content["config"]["task"]))
     model = task.network()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    work = loaded(task)
-    shard = work.shards[context.node_config["partition-id"]]
-    samples = Subset(task.samples(work), shard.tolist())
+    data = load_once(task)
+    shard = data.shards[context.node_config["partition-id"]]
+    samples = Subset(task.samples(data), shard.tolist())
     loss = fit(model, DataLoader(samples, task.batch_size, shuffle=True), task)
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(samples)})
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
@@ -51,7 +51,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def fit(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]], task: Task) -> float:
-    """An epoch; the mean loss."""
+    """Train for one epoch; return the mean loss."""
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
     model.train()
@@ -65,7 +65,7 @@ def fit(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]], task: Task) ->
     return total / len(loader)
 
 
-def run(task: Task, link: Link) -> None:
+def run(task: Task, server: RoundServer) -> None:
     server_app = ServerApp()
 
     @server_app.main()
@@ -83,19 +83,20 @@ def run(task: Task, link: Link) -> None:
             config = ConfigRecord({"task": json.dumps(asdict(task))})
             result = strategy.start(grid, arrays, num_rounds=1, train_config=config)
             n = result.train_metrics_clientapp[1]["clients"]
-            assert n == task.n_clients, f"{n} clients answered"  # Flower goes on without the others
+            # Flower continues without clients that fail.
+            assert n == task.n_clients, f"{n} of {task.n_clients} clients replied"
             arrays = result.arrays
 
         def params() -> Tensor:
             return torch.cat([tensor.flatten() for tensor in arrays.to_torch_state_dict().values()])
 
-        link.serve(one_round, params)
+        server.serve(one_round, params)
 
-    each, all_of_them = ({"num_cpus": task.threads * n} for n in (1, task.devices))
-    local = {"_node_ip_address": "127.0.0.1"}  # else Ray listens where others can reach it
+    per_client, total = ({"num_cpus": task.threads * n} for n in (1, task.devices))
+    local = {"_node_ip_address": "127.0.0.1"}  # keeps Ray off the network
     run_simulation(
         server_app=server_app,
         client_app=client_app,
         num_supernodes=task.n_clients,
-        backend_config={"client_resources": each, "init_args": all_of_them | local},
+        backend_config={"client_resources": per_client, "init_args": total | local},
     )

@@ -1,4 +1,4 @@
-"""What one would write without a harness: a float tensor, an index, SGD with momentum."""
+"""FedAvg without a framework: index a float tensor, train by SGD with momentum."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from benchmarks._sides import Link, Task
+    from benchmarks._frameworks import RoundServer, Task
 
 
 def network(task: Task) -> nn.Module:
-    """As it is usually written: of the CNN, ReLU before pooling."""
-    made = task.network()
+    """The network as usually written: the CNN with ReLU before pooling."""
+    built = task.network()
     if task.model == "cnn":
-        layers = [*made.children()]
+        layers = [*built.children()]
         for i in [i for i, layer in enumerate(layers) if isinstance(layer, nn.MaxPool2d)]:
             layers[i : i + 2] = layers[i + 1], layers[i]
-        made = nn.Sequential(*layers)
-    return made
+        built = nn.Sequential(*layers)
+    return built
 
 
-def run(task: Task, link: Link) -> None:
-    work, model = task.load(), network(task)
-    params = torch.cat([param.flatten() for param in work.start.values()])
+def run(task: Task, server: RoundServer) -> None:
+    data, model = task.load(), network(task)
+    params = torch.cat([param.flatten() for param in data.start.values()])
     nn.utils.vector_to_parameters(params.clone(), model.parameters())
 
     def one_round() -> None:
         nonlocal params
         start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         updates = []
-        for samples in work.shards:
+        for samples in data.shards:
             model.load_state_dict(start)
             model.train()
             optimizer = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
             shuffled = samples[torch.randperm(len(samples))]
             for batch in shuffled.split(task.batch_size):
                 optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(work.x[batch]), work.y[batch])
+                loss = nn.functional.cross_entropy(model(data.x[batch]), data.y[batch])
                 loss.backward()
                 optimizer.step()
             updates.append(nn.utils.parameters_to_vector(model.parameters()).detach() - params)
         params = params + torch.stack(updates).mean(dim=0)
         nn.utils.vector_to_parameters(params.clone(), model.parameters())
 
-    link.serve(one_round, lambda: params)
+    server.serve(one_round, lambda: params)

@@ -1,4 +1,4 @@
-"""What every benchmark is made of: its options, its rows, and cases that are timed in turn."""
+"""What all benchmarks share: options, rows, and interleaved timing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Options:
-    """The command line. Empty settings of one benchmark: it takes its own."""
+    """The command line. A benchmark replaces empty options by its own defaults."""
 
     repeats: int = 5
     threads: int = 1
-    quick: bool = False  # small sizes, to see that it runs
+    quick: bool = False  # small sizes: only shows that the benchmark runs
     defense: tuple[str, ...] = ()
     clients: tuple[int, ...] = ()
     megabytes: int | None = None
@@ -25,12 +25,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds of one thing and of another that was timed in turn with it."""
+    """Times of one variant and, optionally, of a baseline, timed alternately."""
 
-    case: str  # on what
+    case: str  # the workload
     what: str
-    seconds: Sequence[float]  # of each repetition
-    against: str | None = None
+    seconds: Sequence[float]  # per repetition
+    against: str | None = None  # the baseline
     against_seconds: Sequence[float] = ()
     notes: Mapping[str, float] = field(default_factory=dict)  # other numbers, by name
 
@@ -43,11 +43,11 @@ class Row:
         against: str,
         notes: Mapping[str, float] | None = None,
     ) -> Row:
-        """A row of two of the times that `side_by_side` gave."""
+        """Compare two entries of the times that `time_interleaved` returns."""
         return cls(case, what, times[what], against, times[against], notes or {})
 
     def record(self) -> dict[str, Any]:
-        """The row as it is printed and written: medians, and every repetition."""
+        """Return the row as JSON: medians, ratios and the times of every repetition."""
         compared = self.against is not None
         return {
             "case": self.case,
@@ -64,39 +64,43 @@ class Row:
 
 
 def ratio(these: Sequence[float], those: Sequence[float]) -> float:
-    """The median over repetitions of these / those, which were timed one right after another."""
+    """Median over repetitions of these / those; within a repetition both ran back to back."""
     return statistics.median(a / b for a, b in zip(these, those, strict=True))
 
 
-def side_by_side(cases: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each case in each repetition, all cases in turn, after a round to warm up."""
-    return in_turn({name: partial(clocked, case) for name, case in cases.items()}, repeats)
-
-
-def in_turn(
-    clocks: Mapping[str, Callable[[], float]], repeats: int, *, warm_up: bool = True
+def time_interleaved(
+    cases: Mapping[str, Callable[[], object]], repeats: int
 ) -> dict[str, list[float]]:
-    """The same for cases that say themselves how many seconds they took."""
+    """Time all cases once per repetition, after a warm-up; return the seconds of each case."""
+    return repeat_interleaved(
+        {name: partial(time_call, case) for name, case in cases.items()}, repeats
+    )
+
+
+def repeat_interleaved(
+    timers: Mapping[str, Callable[[], float]], repeats: int, *, warm_up: bool = True
+) -> dict[str, list[float]]:
+    """Like `time_interleaved`, for cases that measure and return their own seconds."""
     if warm_up:
-        for clock in clocks.values():
-            clock()
-    times: dict[str, list[float]] = {name: [] for name in clocks}
+        for timer in timers.values():
+            timer()
+    times: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(repeats):
-        for name, clock in clocks.items():
-            times[name].append(clock())
+        for name, timer in timers.items():
+            times[name].append(timer())
     return times
 
 
-def clocked(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
+def time_call(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
 
 
-def resident(key: str) -> int | None:
-    """Bytes of memory that this process has, VmRSS, or had at most, VmHWM; None but on Linux.
+def process_memory(key: str) -> int | None:
+    """Memory of this process in bytes: VmRSS now, VmHWM at its peak. None except on Linux.
 
-    Not getrusage: its peak starts from that of the process that started this one.
+    getrusage would not do: its peak starts at the parent's.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()

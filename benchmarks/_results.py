@@ -1,4 +1,4 @@
-"""What a run of benchmarks leaves: a table as it goes, a file of JSON, two files compared."""
+"""Output of benchmarks: a table on the terminal, a JSON file, a comparison of two such files."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ from fedbench.errors import UserError
 Record = dict[str, Any]
 
 ROOT = Path(__file__).parent.parent
-FOLDER = Path(__file__).parent / "runs"  # git ignores every folder of that name
-KEY = ("benchmark", "case", "what", "against")
-# Column -> width; numbers are as wide as their heads need
+FOLDER = Path(__file__).parent / "runs"  # ignored by git
+KEY = ("benchmark", "case", "what", "against")  # identifies a row across files
+TEXT = ("benchmark", "case", "what", "baseline")  # their columns, aligned left; numbers right
+# Columns and their widths
 TABLE = {
     "benchmark": 10,
     "case": 40,
     "what": 18,
     "seconds": 9,
-    "against": 18,
-    "its seconds": 11,
+    "baseline": 18,
+    "baseline s": 10,
     "ratio": 7,
     "times as fast": 13,
 }
-COMPARED = {
-    **{key: TABLE[key] for key in ("benchmark", "case", "what", "against")},
+COMPARISON = {
+    **{name: TABLE[name] for name in TEXT},
     "old ratio": 9,
     "new ratio": 9,
     "change": 8,
 }
-WORDS = KEY  # columns of words are flush left, of numbers flush right
 
 
 def default_path(now: datetime) -> Path:
     return FOLDER / f"{now:%Y-%m-%d-%H%M%S}.json"
 
 
-class Book:
-    """The records of a run, printed and written as they come: a run cut short leaves its rows."""
+class ResultWriter:
+    """Prints and saves every row at once, so that an interrupted run keeps its rows."""
 
     def __init__(self, path: Path, options: Options) -> None:
         self.path = path
         self.head = {
-            "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine(),
             "options": asdict(options),
         }
         self.records: list[Record] = []
         self._write()
-        print(line(TABLE, {name: name for name in TABLE}) + "  notes", flush=True)
+        print(format_line(TABLE, {name: name for name in TABLE}) + "  notes", flush=True)
 
     def add(self, record: Record) -> None:
         self.records.append(record)
         self._write()
-        print(told(record), flush=True)
+        print(format_row(record), flush=True)
 
     def _write(self) -> None:
         text = json.dumps({**self.head, "rows": self.records}, indent=1, allow_nan=False)
@@ -73,7 +73,7 @@ class Book:
 
 
 def machine() -> Record:
-    """What the seconds depend on, beside the options."""
+    """Hardware and software that the times depend on."""
     from fedbench.results.summary import versions
 
     return {
@@ -95,37 +95,36 @@ def _cpu() -> str:
 
 
 def _commit() -> str | None:
-    """`1427cd4a3b2c`, with -dirty if files differ from it; None outside of git."""
+    """Commit such as `1427cd4a3b2c`, with -dirty if files were changed; None outside git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    except OSError:  # no git on this machine
+    except OSError:  # git is not installed
         return None
     return done.stdout.strip() or None
 
 
-def line(columns: Mapping[str, int], cells: Mapping[str, str]) -> str:
+def format_line(columns: Mapping[str, int], cells: Mapping[str, str]) -> str:
     return "  ".join(
-        f"{cells[name]:<{width}}" if name in WORDS else f"{cells[name]:>{width}}"
+        f"{cells[name]:<{width}}" if name in TEXT else f"{cells[name]:>{width}}"
         for name, width in columns.items()
     )
 
 
-def told(record: Record) -> str:
-    """A record as a line of the table."""
+def format_row(record: Record) -> str:
     cells = {
-        **{key: record[key] or "-" for key in KEY},
-        "seconds": number(record["median"]),
-        "its seconds": number(record["against_median"]),
-        "ratio": number(record["ratio"]),
-        "times as fast": number(record["times_as_fast"]),
+        **{name: record[key] or "-" for name, key in zip(TEXT, KEY, strict=True)},
+        "seconds": format_number(record["median"]),
+        "baseline s": format_number(record["against_median"]),
+        "ratio": format_number(record["ratio"]),
+        "times as fast": format_number(record["times_as_fast"]),
     }
-    notes = ", ".join(f"{name} {number(value)}" for name, value in record["notes"].items())
-    return f"{line(TABLE, cells)}  {notes}".rstrip()
+    notes = ", ".join(f"{name} {format_number(value)}" for name, value in record["notes"].items())
+    return f"{format_line(TABLE, cells)}  {notes}".rstrip()
 
 
-def number(value: float | None) -> str:
-    """Three digits that count, more only before the point: 0.0123, 12.3, 1,610,000."""
+def format_number(value: float | None) -> str:
+    """Format with three significant digits, or as an integer from 100 on: 0.0123, 1,610,000."""
     if value is None:
         return "-"
     if abs(value) >= 100 or value == int(value):
@@ -134,20 +133,21 @@ def number(value: float | None) -> str:
 
 
 def compare(old: Path, new: Path) -> None:
-    """Prints the ratios of two files and their change; seconds of different runs say little."""
-    was, now = _read(old), _read(new)
-    for name in sorted({*was["machine"], *now["machine"]}):
-        before, after = was["machine"].get(name), now["machine"].get(name)
-        if before != after:
-            print(f"{name}: {before} -> {after}")
+    """Print how ratios changed between two files; seconds of different runs are not comparable."""
+    old_run, new_run = _read(old), _read(new)
+    for name in sorted({*old_run["machine"], *new_run["machine"]}):
+        _print_difference(name, old_run["machine"].get(name), new_run["machine"].get(name))
     for name in ("threads", "repeats", "quick"):
-        before, after = was["options"][name], now["options"][name]
-        if before != after:
-            print(f"{name}: {before} -> {after}")
-    print(line(COMPARED, {name: name for name in COMPARED}))
-    olds, news = _ratios(was["rows"]), _ratios(now["rows"])
-    for key in dict.fromkeys([*olds, *news]):
-        print(_changed(key, olds.get(key), news.get(key)))
+        _print_difference(name, old_run["options"][name], new_run["options"][name])
+    print(format_line(COMPARISON, {name: name for name in COMPARISON}))
+    old_ratios, new_ratios = _ratios(old_run["rows"]), _ratios(new_run["rows"])
+    for key in dict.fromkeys([*old_ratios, *new_ratios]):
+        print(_format_change(key, old_ratios.get(key), new_ratios.get(key)))
+
+
+def _print_difference(name: str, old: object, new: object) -> None:
+    if old != new:
+        print(f"{name}: {old} -> {new}")
 
 
 def _read(path: Path) -> Record:
@@ -155,9 +155,9 @@ def _read(path: Path) -> Record:
         read = json.loads(path.read_text())
         return {part: read[part] for part in ("machine", "options", "rows")}
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+        raise UserError(f"--compare {path}: cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not written by python -m benchmarks") from error
+        raise UserError(f"--compare {path}: not written by python -m benchmarks") from error
 
 
 def _ratios(records: Sequence[Record]) -> dict[tuple[str, ...], float]:
@@ -168,12 +168,12 @@ def _ratios(records: Sequence[Record]) -> dict[tuple[str, ...], float]:
     }
 
 
-def _changed(key: tuple[str, ...], old: float | None, new: float | None) -> str:
+def _format_change(key: tuple[str, ...], old: float | None, new: float | None) -> str:
     change = "-" if old is None or new is None else f"{100 * (new / old - 1):+.1f} %"
     cells = {
-        **dict(zip(KEY, key, strict=True)),
-        "old ratio": number(old),
-        "new ratio": number(new),
+        **dict(zip(TEXT, key, strict=True)),
+        "old ratio": format_number(old),
+        "new ratio": format_number(new),
         "change": change,
     }
-    return line(COMPARED, cells)
+    return format_line(COMPARISON, cells)

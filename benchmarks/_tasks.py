@@ -1,4 +1,4 @@
-"""The work that several sides do, put into files, and how well they have done it."""
+"""Prepares the task that all frameworks do, and scores the models they return."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks._fedbench import CONFIG, dataset_file, rank_group, thinned
-from benchmarks._sides import NETWORKS, Task, Work
+from benchmarks._frameworks import NETWORKS, Task, TaskData
 from fedbench.data import DATASETS, Dataset, Images
 from fedbench.datasets.files import cache_folder, data_folders, find_files
 from fedbench.datasets.images import FashionMnist
 
 
-def samples(quick: bool) -> Dataset:
-    """Fashion-MNIST from this machine; nothing is downloaded."""
+def load_dataset(quick: bool) -> Dataset:
+    """Load Fashion-MNIST if it is on this machine, or else the shipped sample. No downloads."""
     if quick:
         return thinned(DATASETS.build({"name": "fmnist_sample"}).load(), 5)
     assert FashionMnist.package is not None
@@ -27,8 +27,8 @@ def samples(quick: bool) -> Dataset:
     return DATASETS.build({"name": "fmnist_sample"}).load()
 
 
-def prepared(model: str, data: Dataset, folder: Path, threads: int) -> Task:
-    """A task, its samples and the model that it starts from in files."""
+def prepare_task(model: str, data: Dataset, folder: Path, threads: int) -> Task:
+    """Return a task; write its samples and initial model to `folder`."""
     ranks, round_ = rank_group(data, NETWORKS[model], "auto", threads)
     task = Task(
         file=str(folder / "task.pt"),
@@ -40,17 +40,18 @@ def prepared(model: str, data: Dataset, folder: Path, threads: int) -> Task:
         threads=threads,
     )
     shards = ranks.simulation.data.shards
-    # fedbench adds a single left-over sample to the batch before: a step less than the others do
+    # fedbench merges a single left-over sample into the batch before it. The others do not, and
+    # would take one more step.
     assert all(len(shard) % task.batch_size != 1 for shard in shards)
-    start = with_params(task, round_.params).state_dict()
+    start = network_with(task, round_.params).state_dict()
     assert isinstance(data, Images)
     x = data.decode(data.x_train)
-    task.save(Work(x, data.x_train, data.mean, data.std, data.y_train, shards, start))
+    task.save(TaskData(x, data.x_train, data.mean, data.std, data.y_train, shards, start))
     torch.save(data, dataset_file(task))
     return task
 
 
-def with_params(task: Task, params: Tensor) -> nn.Module:
+def network_with(task: Task, params: Tensor) -> nn.Module:
     network = task.network()
     nn.utils.vector_to_parameters(params, network.parameters())
     return network
@@ -58,10 +59,10 @@ def with_params(task: Task, params: Tensor) -> nn.Module:
 
 @torch.no_grad()
 def accuracy(task: Task, params: Tensor, data: Dataset) -> float:
-    """The share of test samples that the model of these parameters gets right."""
-    network = with_params(task, params).eval()
-    right = [
+    """Test accuracy of the model with these parameters."""
+    network = network_with(task, params).eval()
+    correct = [
         network(data.decode(x)).argmax(1) == y
         for x, y in zip(data.x_test.split(1000), data.y_test.split(1000), strict=True)
     ]
-    return float(torch.cat(right).float().mean())
+    return float(torch.cat(correct).float().mean())

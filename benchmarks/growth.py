@@ -1,11 +1,10 @@
-"""How seconds and memory grow with the number of clients and of parameters.
+"""How time and memory of a round grow with the numbers of clients and of parameters.
 
     python -m benchmarks growth
 
-A round (training, FedAvg, evaluation) of n clients of 100 images each in batches of 50, and of
-networks of P parameters; each in a fresh process, whose peak of memory is read at the end.
-`per unit` is seconds over those of the smallest case, over the growth of the work: 1 is linear,
-less is better.
+A round is training, FedAvg and evaluation; every client has 100 images in batches of 50. Each case
+runs in a fresh process, which reports its peak memory at the end. `per unit` is the time relative
+to the smallest case, divided by the growth of the work: 1 is linear growth, less is better.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from multiprocessing.connection import Connection
 import torch
 
 from benchmarks._fedbench import rank_group
-from benchmarks._measure import Options, Row, clocked, resident
+from benchmarks._measure import Options, Row, process_memory, time_call
 from fedbench.data import DATASETS
 from fedbench.engine.launch import keep_freed_memory
 
 CLIENTS = (10, 30, 100, 300)
 WIDTHS = {10_000: 12, 100_000: 125, 1_000_000: 1_257, 10_000_000: 12_578}  # P -> hidden units
-SAMPLES = 100  # of a client
+SAMPLES = 100  # per client
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -33,7 +32,7 @@ def measure(options: Options) -> Iterator[Row]:
         first: list[float] = []
         for size in sizes[:2] if options.quick else sizes:
             n, width = (size, 125) if case == "clients" else (10, WIDTHS[size])
-            seconds, peak = alone(n, width, options)
+            seconds, peak = measure_in_fresh_process(n, width, options)
             first = first or seconds
             growth = size / sizes[0]
             notes = {
@@ -43,19 +42,19 @@ def measure(options: Options) -> Iterator[Row]:
             yield Row(f"{size:,} {case}", "a round", seconds, notes=notes)
 
 
-def alone(n: int, width: int, options: Options) -> tuple[list[float], int]:
-    """Seconds of rounds in a fresh process, and its peak of memory."""
+def measure_in_fresh_process(n: int, width: int, options: Options) -> tuple[list[float], int]:
+    """Seconds of each round, and the peak memory in bytes."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=rounds, args=(n, width, options, theirs))
+    process = context.Process(target=_main, args=(n, width, options, theirs))
     process.start()
     theirs.close()
-    answer: tuple[list[float], int] = ours.recv()
+    result: tuple[list[float], int] = ours.recv()
     process.join()
-    return answer
+    return result
 
 
-def rounds(n: int, width: int, options: Options, connection: Connection) -> None:
+def _main(n: int, width: int, options: Options, connection: Connection) -> None:
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     data = DATASETS.build({"name": "fmnist_sample"}).load()
@@ -64,12 +63,12 @@ def rounds(n: int, width: int, options: Options, connection: Connection) -> None
     data = replace(data, x_train=x[: n * SAMPLES], y_train=y[: n * SAMPLES])
     model = {"name": "mlp", "hidden": [width]}
     settings = {"n_clients": n, "non_iid": 0.0, "batch_size": 50}
-    ranks, order = rank_group(data, model, "sequential", options.threads, **settings)
+    ranks, round_ = rank_group(data, model, "sequential", options.threads, **settings)
 
     def one_round() -> None:
-        updates, buffers = ranks.train(order)
-        ranks.evaluate(order.params + updates.mean(dim=0), buffers.mean(dim=0))
+        updates, buffers = ranks.train(round_)
+        ranks.evaluate(round_.params + updates.mean(dim=0), buffers.mean(dim=0))
 
     one_round()
-    seconds = [clocked(one_round) for _ in range(options.repeats)]
-    connection.send((seconds, resident("VmHWM") or 0))
+    seconds = [time_call(one_round) for _ in range(options.repeats)]
+    connection.send((seconds, process_memory("VmHWM") or 0))

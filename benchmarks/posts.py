@@ -25,7 +25,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from benchmarks._measure import Options, Row, in_turn, resident
+from benchmarks._measure import Options, Row, process_memory, repeat_interleaved
 from fedbench.datasets.reddit import Reddit
 from fedbench.datasets.reddit_dumps import read_blocks, split_lines
 
@@ -126,7 +126,7 @@ def compare(path: Path, megabytes: float, options: Options) -> Row:
         return seconds
 
     clocks = {"parsing alone": lambda: clock(parse), "reader": lambda: clock(read)}
-    times = in_turn(clocks, options.repeats, warm_up=not options.quick)
+    times = repeat_interleaved(clocks, options.repeats, warm_up=not options.quick)
     speed = megabytes / statistics.median(times["reader"])
     notes = {"MB": path.stat().st_size / 1e6, "MB/s": speed, **found[read]}
     return Row.of(path.name, times, "reader", "parsing alone", notes)
@@ -142,5 +142,5 @@ def _timed(work: Work, path: Path) -> tuple[float, dict[str, float]]:
     start = time.process_time()  # unaffected by other processes
     found = work(path)
     seconds = time.process_time() - start
-    memory = {} if (peak := resident("VmHWM")) is None else {"memory MB": peak / 1e6}
+    memory = {} if (peak := process_memory("VmHWM")) is None else {"memory MB": peak / 1e6}
     return seconds, memory | found

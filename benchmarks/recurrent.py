@@ -1,9 +1,9 @@
-"""Does it pay to train clients of recurrent networks side by side? A step of all, as a ratio.
+"""Does stacking clients make recurrent networks faster? Times the gradients of one step.
 
     python -m benchmarks recurrent [--clients 10]
 
-`sequential` takes the gradients of one client after another, `vmap` those of all clients at once by
-torch.func over stacked parameters; both are of the same clients and end with the same gradients.
+`sequential` computes the gradients of one client after another, `vmap` those of all clients at once
+by torch.func over stacked parameters. Both compute the same gradients.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from benchmarks._measure import Options, Row, side_by_side
+from benchmarks._measure import Options, Row, time_interleaved
 from fedbench.models import MODELS
 
-# Model, settings, symbols, batch, length; without dropout, so that the gradients can be compared
+# Model, settings, symbols, batch size, length; no dropout, so that gradients are comparable
 CASES: tuple[tuple[str, dict[str, float], int, int, int], ...] = (
     ("gru", {}, 256, 16, 20),
     ("lstm", {"dropout": 0.0}, 5000, 5, 64),
@@ -29,7 +29,7 @@ def measure(options: Options) -> Iterator[Row]:
     for n_clients in options.clients or (2 if options.quick else 10,):
         for name, settings, n_symbols, batch, length in CASES:
             shape = (n_clients, batch, length)
-            with warnings.catch_warnings(action="ignore"):  # of operations vmap does one by one
+            with warnings.catch_warnings(action="ignore"):  # vmap: no batching rule
                 yield compare(name, settings, n_symbols, shape, options.repeats)
 
 
@@ -54,7 +54,9 @@ def compare(
             client.zero_grad()
             loss_of(client(words), labels).backward()
 
-    times = side_by_side({"sequential": sequential, "vmap": lambda: step(params, x, y)}, repeats)
+    times = time_interleaved(
+        {"sequential": sequential, "vmap": lambda: step(params, x, y)}, repeats
+    )
     gradients = step(params, x, y)
     for key, parameter in clients[-1].named_parameters():
         torch.testing.assert_close(gradients[key][-1], parameter.grad, rtol=1e-3, atol=1e-5)

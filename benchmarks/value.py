@@ -1,11 +1,11 @@
-"""Is every fast path worth its code? Each on and off, alone, for every network it serves.
+"""Speedup of each fast path: switched on and off alone, for every network it serves.
 
     python -m benchmarks value
 
-Captured steps, fused SGD, stacked clients (vmap) and shared memory between processes, on the
-shipped networks and on smaller MLPs, with batches of 8 to 64. Both sides train the same clients,
-one right after the other. `auto stacks` tells where executor=auto stacks clients; `worst` is the
-largest relative difference of a stacked client's update from the sequential one.
+The fast paths are captured steps, fused SGD and stacked clients (vmap); the networks are the
+shipped ones and smaller MLPs, with batches of 8 to 64. Both variants train the same clients, one
+right after the other. `auto stacks` is 1 where executor=auto stacks clients; `worst` is the largest
+relative difference between a client's stacked and sequential update.
 """
 
 from __future__ import annotations
@@ -16,25 +16,23 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 
 from benchmarks._fedbench import rank_group, thinned
-from benchmarks._measure import Options, Row, clocked, side_by_side
+from benchmarks._measure import Options, Row, time_interleaved
 from fedbench.data import DATASETS, Dataset, Images
 from fedbench.engine.captured_step import can_capture
-from fedbench.engine.executors import EXECUTORS
-from fedbench.engine.launch import keep_freed_memory, launch
+from fedbench.engine.launch import keep_freed_memory
 from fedbench.engine.ranks import RankGroup
 from fedbench.engine.selection import Round
 
 BATCHES = (8, 16, 32, 64)
-SMALL = ([], [16], [32], [64], [100])  # hidden layers of MLPs that stacking may suit
+SMALL = ([], [16], [32], [64], [100])  # hidden layers of MLPs small enough for stacking
 N_CLIENTS = 10
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network and data that it can train on."""
+    """A network and the data it trains on."""
 
     name: str
     model: Mapping[str, Any]
@@ -61,11 +59,10 @@ def measure(options: Options) -> Iterator[Row]:
             yield fused_sgd(case, batch_size, options)
             if case.model["name"] == "mlp":
                 yield stacked_clients(case, batch_size, options)
-        yield shared_memory(case, options)
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Every shipped network, at a size that takes about a second a round at most."""
+    """Every shipped network, with few enough samples that a round takes about a second at most."""
     images = DATASETS.build({"name": "fmnist_sample"}).load()
     if quick:
         yield Case("mlp [16]", {"name": "mlp", "hidden": [16]}, thinned(images, 50), batches=(8,))
@@ -87,7 +84,7 @@ def captured_steps(case: Case, batch_size: int, options: Options) -> Row:
         name: case.prepared(batch_size, threads=options.threads, switches={"capture": on})
         for name, on in (("captured steps", True), ("autograd", False))
     }
-    times = side_by_side(_rounds(groups), options.repeats)
+    times = time_interleaved(_rounds(groups), options.repeats)
     return Row.of(f"{case.name}, batch {batch_size}", times, "captured steps", "autograd")
 
 
@@ -97,54 +94,24 @@ def fused_sgd(case: Case, batch_size: int, options: Options) -> Row:
         for name in ("fused SGD", "plain SGD")
     }
     groups["plain SGD"][0].simulation.replica.module.fused = False
-    times = side_by_side(_rounds(groups), options.repeats)
+    times = time_interleaved(_rounds(groups), options.repeats)
     return Row.of(f"{case.name}, batch {batch_size}", times, "fused SGD", "plain SGD")
 
 
 def stacked_clients(case: Case, batch_size: int, options: Options) -> Row:
-    """All 30 clients of the defaults, since stacks are of up to 16."""
+    """Use the default 30 clients, which fill stacks of up to 16."""
     full = replace(case, settings={**case.settings, "n_clients": 30})
     groups = {
         name: full.prepared(batch_size, name, threads=options.threads)
         for name in ("vectorized", "sequential")
     }
     chosen = full.group(batch_size, "auto").backend.name
-    times = side_by_side(_rounds(groups), options.repeats)
+    times = time_interleaved(_rounds(groups), options.repeats)
     stacked, alone = (ranks.train(round_)[0] for ranks, round_ in groups.values())
     errors = (stacked - alone).norm(dim=1) / alone.norm(dim=1)
     notes = {"worst": float(errors.max()), "auto stacks": float(chosen == "vectorized")}
     label = f"{case.name}, {stacked.shape[1]:,} parameters, batch {batch_size}"
     return Row.of(label, times, "vectorized", "sequential", notes)
-
-
-def shared_memory(case: Case, options: Options) -> Row:
-    """Rounds of 2 processes, the ends of both ways of sharing work in the same processes."""
-    how = EXECUTORS.build({"name": "sequential", "threads": options.threads})
-    times = launch(how, 2, _time_both_transports, case, options)
-    return Row.of(f"{case.name}, 2 processes", times, "shared memory", "process group")
-
-
-def _time_both_transports(
-    fabric: Fabric, case: Case, options: Options
-) -> dict[str, list[float]] | None:
-    groups = {
-        name: case.prepared(
-            case.batches[-1],
-            threads=options.threads,
-            fabric=fabric,
-            switches={"shared_memory": on},
-        )
-        for name, on in (("shared memory", True), ("process group", False))
-    }
-    times: dict[str, list[float]] = {name: [] for name in groups}
-    for _ in range(options.repeats + 1):
-        for name, (ranks, round_) in groups.items():
-            if fabric.global_rank > 0:
-                ranks.serve()
-            else:
-                times[name].append(clocked(partial(ranks.train, round_)))
-                ranks.stop()
-    return {name: seconds[1:] for name, seconds in times.items()}  # without the warm-up
 
 
 def _rounds(groups: Mapping[str, tuple[RankGroup, Round]]) -> dict[str, partial[Any]]:
