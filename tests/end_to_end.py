@@ -25,6 +25,7 @@ SMALL = {
     "pretrain_rounds": "1",
     "local_epochs": "1",
 }
+# Files of a finished run.
 RUN_FILES = [
     ".lock",
     "checkpoint.pt",
@@ -32,7 +33,7 @@ RUN_FILES = [
     "partition.png",
     "rounds.jsonl",
     "summary.json",
-]  # of a finished run
+]
 TIMEOUT = 240.0  # seconds; generous, as the machine may be busy
 
 

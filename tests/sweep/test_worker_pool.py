@@ -1,4 +1,4 @@
-"""The fork server of a sweep ends with the command, whatever it is doing."""
+"""The fork server of a sweep ends with the command, even in the middle of its imports."""
 
 from __future__ import annotations
 
