@@ -23,7 +23,7 @@ MALICIOUS = ("fixed", "sampled")
 # For `pretrained` the content of the file counts instead.
 NO_EFFECT = (
     *("name", "out", "tracker", "dataset.root", "pretrained"),
-    *("executor.devices", "executor.capture", "executor.shared_memory"),
+    *("executor.devices", "executor.capture"),
 )
 # Settings that do not change the pretrained model either.
 NO_EFFECT_BEFORE_ROUND_0 = (

@@ -64,7 +64,7 @@ def test_readme_commands_run(clone: Path) -> None:
     found = commands(ROOT / "README.md")
     assert any("-m defense=" in command for command in found)
     for command in found:
-        reads = "fedbench.report.table" in command  # what the commands before it wrote
+        reads = "fedbench.report" in command  # what the commands before it wrote
         done = run(command, clone, *(() if reads else SMALL))
         assert done.returncode == 0, (command, done.stderr)
         assert ("dba.png" if "fedbench.preview" in command else " BA ") in done.stdout, command
@@ -166,7 +166,7 @@ def test_the_settings_that_a_page_names_exist(page: Path) -> None:
     """The made-up plugins of the pages on adding one are tried above."""
     made_up = ("short_only", "first_only", "noisy_patch", "stripe")
     for command in commands(page):
-        if "fedbench.report.table" in command or any(name in command for name in made_up):
+        if "fedbench.report" in command or any(name in command for name in made_up):
             continue
         for overrides in settings_of(command):
             plan_of(overrides)

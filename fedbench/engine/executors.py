@@ -38,7 +38,6 @@ class Executor(ABC):
     precision: str = "32-true"  # or bf16-mixed
     threads: int = 1  # per process; other values may change the last bits of results
     capture: bool = True  # replay captured steps for plain networks on the CPU; same bits
-    shared_memory: bool = True  # between processes of one Linux machine; same bits
 
     def __post_init__(self) -> None:
         if self.devices is not None and self.devices < 1:

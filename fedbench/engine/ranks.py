@@ -12,15 +12,13 @@ import torch
 from torch import Tensor, distributed
 
 from fedbench.backdoor import PreparedBackdoor
-from fedbench.engine.assignment import Assignment, StaticAssignment, WorkQueue
+from fedbench.engine.assignment import balance
 from fedbench.engine.client_runner import ClientRunner
-from fedbench.engine.collective import collective
 from fedbench.engine.executors import Executor
 from fedbench.engine.parameters import FlatModel
 from fedbench.engine.selection import Round
-from fedbench.engine.shared_memory import can_share_memory
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.transport import ProcessGroupTransport, SharedMemoryTransport, Transport
+from fedbench.engine.transport import collective, send_to_rank_0
 from fedbench.errors import UserError
 from fedbench.metrics import accuracy
 
@@ -59,22 +57,12 @@ class RankGroup:
     """Trains and evaluates on all ranks. Rank 0 calls its methods, the others `serve`."""
 
     def __init__(self, executor: Executor, simulation: Simulation) -> None:
-        replica, config = simulation.replica, simulation.config
         self.simulation = simulation
-        self.fabric = replica.fabric
-        self.backend = executor.backend(replica, config)
+        self.fabric = simulation.replica.fabric
+        self.backend = executor.backend(simulation.replica, simulation.config)
         self.runner = ClientRunner(simulation, self.backend)
         # Ranks that may work now; a sweep changes it as other runs end.
         self.available: Callable[[], int] = lambda: self.fabric.world_size
-        like = FlatModel(replica.layout.read_params(), replica.layout.read_buffers())
-        self.assignment: Assignment
-        self.transport: Transport
-        if executor.shared_memory and can_share_memory(self.fabric):
-            self.assignment = WorkQueue(self.fabric)
-            self.transport = SharedMemoryTransport(self.fabric, like, config.most_clients)
-        else:
-            self.assignment = StaticAssignment(self.fabric)
-            self.transport = ProcessGroupTransport(self.fabric, like)
 
     def __str__(self) -> str:
         """`sequential on 2 processes`: the choice that the first line of a run shows."""
@@ -149,27 +137,23 @@ class RankGroup:
         """Train this rank's clients; the result is complete on rank 0 only."""
         round_, rank = command.round, self.fabric.global_rank
         participants, data = round_.participants, self.simulation.data
-        n_rows = len(participants) if rank == 0 else 0
-        updates = round_.params.new_empty(n_rows, len(round_.params))
-        buffers = round_.buffers.new_empty(n_rows, len(round_.buffers))
-        out = [FlatModel(*row) for row in zip(updates, buffers, strict=True)]
         costs = [data.cost(round_.index, participant) for participant in participants]
         groups = self.backend.groups(costs, [p.malicious for p in participants])
-        group_costs = [sum(costs[i] for i in group) for group in groups]
-        trained: set[int] = set()
+        parts = balance([sum(costs[i] for i in group) for group in groups], command.n_ranks)
+        clients = [[i for position in part for i in groups[position]] for part in parts]
+        own = range(len(participants)) if rank == 0 else sum(clients[rank : rank + 1], [])
+        updates = round_.params.new_empty(len(own), len(round_.params))
+        buffers = round_.buffers.new_empty(len(own), len(round_.buffers))
+        results = dict(zip(own, map(FlatModel, updates, buffers), strict=True))
         failure: UserError | None = None
         try:
-            for position in self.assignment.groups(group_costs, command.n_ranks):
+            for position in parts[rank] if rank < len(parts) else ():
                 group = groups[position]
-                rows = [out[i] if rank == 0 else self.transport.slot(i) for i in group]
-                self._run_group(round_, group, rows)
-                trained.update(group)
+                self._run_group(round_, group, [results[i] for i in group])
         except UserError as error:
             failure = error
         self._raise_anywhere(failure)
-        if rank == 0:
-            self.assignment.end_round()
-        self.transport.collect(out, trained, len(participants))
+        send_to_rank_0(results, clients, rank)
         return updates, buffers
 
     def _run_group(self, round_: Round, group: Sequence[int], rows: Sequence[FlatModel]) -> None:

@@ -1,9 +1,6 @@
-"""engine.assignment and engine.transport: each group is trained once; rank 0 gets every row."""
+"""engine.assignment and engine.transport: each client is trained once; rank 0 gets every row."""
 
 from __future__ import annotations
-
-import time
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,16 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.fabric import Fabric
 from numpy.typing import NDArray
-from torch import distributed
 
 from fedbench.config import RunConfig
-from fedbench.engine.assignment import Assignment, StaticAssignment, WorkQueue, balance
+from fedbench.engine.assignment import balance
 from fedbench.engine.executors import Sequential
 from fedbench.engine.launch import launch
 from fedbench.engine.parameters import FlatModel
 from fedbench.engine.ranks import RankGroup
 from fedbench.engine.selection import Round
-from fedbench.engine.transport import ProcessGroupTransport, SharedMemoryTransport, Transport
+from fedbench.engine.transport import send_to_rank_0
 from fedbench.plan import Plan
 from fedbench.run import build_simulation
 
@@ -46,89 +42,40 @@ def test_balance_by_hand() -> None:
     assert balance([4, 9, 1, 5, 7, 3], 2) == [[1, 0, 2], [4, 3, 5]]
 
 
-GROUPS = [[4, 0], [3], [1, 5], [2]]
-COSTS = [1, 4, 2, 3]
-LIKE = FlatModel(torch.zeros(3), torch.zeros(2))
-
-Taken = list[list[int]]  # positions of groups, by rank
 Array = NDArray[np.float32]
 
 
-def parts_of(kind: str, fabric: Fabric) -> tuple[Assignment, Transport]:
-    if kind == "shared memory":
-        return WorkQueue(fabric), SharedMemoryTransport(fabric, LIKE, 6)
-    return StaticAssignment(fabric), ProcessGroupTransport(fabric, LIKE)
-
-
-def three_rounds(
-    fabric: Fabric, kind: str, waits: list[float], n_ranks: int
-) -> list[tuple[Taken, Array]]:
-    """Who trained what, and what rank 0 received: values encode the rank and the round."""
-    (assignment, transport), rank = parts_of(kind, fabric), fabric.global_rank
-    rounds = []
-    for index in range(3):
-        out = [FlatModel(torch.full((3,), -1.0), torch.full((2,), -1.0)) for _ in range(6)]
-        distributed.barrier()
-        own, trained = [], set()
-        for position in assignment.groups(COSTS, n_ranks):
-            own.append(position)
-            time.sleep(waits[rank])
-            for client in GROUPS[position]:
-                row = out[client] if rank == 0 else transport.slot(client)
-                row.params.copy_(100 * index + 10 * client + torch.arange(3))
-                row.buffers.fill_(rank)
-                trained.add(client)
-        distributed.barrier()
-        if rank == 0:
-            assignment.end_round()
-        transport.collect(out if rank == 0 else [], trained, 6)
-        taken: Taken = [[] for _ in range(fabric.world_size)]
-        distributed.all_gather_object(taken, own)
-        rounds.append((taken, torch.stack([torch.cat(row) for row in out]).numpy()))
-    return rounds
+def exchange(fabric: Fabric, clients_by_rank: list[list[int]]) -> Array:
+    """What rank 0 holds of six clients; values encode the client and the rank that trained it."""
+    rank = fabric.global_rank
+    own = range(6) if rank == 0 else clients_by_rank[rank]
+    results = {i: FlatModel(torch.full((3,), -1.0), torch.full((2,), -1.0)) for i in own}
+    for client in clients_by_rank[rank]:
+        results[client].params.copy_(10 * client + torch.arange(3))
+        results[client].buffers.fill_(rank)
+    send_to_rank_0(results, clients_by_rank, rank)
+    return torch.stack([torch.cat(results[i]) for i in own]).numpy()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "n_ranks"), [(2, 2), (3, 3), (3, 2), (2, 1)])
-@pytest.mark.parametrize("kind", ["shared memory", "process group"])
-def test_rank_0_gets_every_row(kind: str, devices: int, n_ranks: int) -> None:
-    waits = [0.05, 0.01, 0.03][:devices]
-    for index, (taken, rows) in enumerate(
-        launch(Sequential(), devices, three_rounds, kind, waits, n_ranks)
-    ):
-        assert Counter(position for own in taken for position in own) == Counter(range(4))
-        assert not any(taken[n_ranks:])
-        sent = 100 * index + 10 * np.arange(6)[:, None] + np.arange(3)
-        assert rows[:, :3].tolist() == sent.tolist()
-        by = {i: rank for rank, own in enumerate(taken) for place in own for i in GROUPS[place]}
-        assert rows[:, 3:].tolist() == [[by[i]] * 2 for i in range(6)]
+@pytest.mark.parametrize(
+    "clients_by_rank", [[[4, 0], [3, 1, 5, 2]], [[], [5, 4, 3, 2, 1, 0]], [[2], [4, 5], [0, 1, 3]]]
+)
+def test_rank_0_gets_every_row(clients_by_rank: list[list[int]]) -> None:
+    rows = launch(Sequential(), len(clients_by_rank), exchange, clients_by_rank)
+    assert rows[:, :3].tolist() == (10 * np.arange(6)[:, None] + np.arange(3)).tolist()
+    by = {i: rank for rank, clients in enumerate(clients_by_rank) for i in clients}
+    assert rows[:, 3:].tolist() == [[by[i]] * 2 for i in range(6)]
 
 
-@pytest.mark.slow
-def test_idle_ranks_take_the_costliest_group_left() -> None:
-    """Groups by cost: 1, 3, 2, 0; rank 1 still trains its first when the others are done."""
-    for taken, _ in launch(Sequential(), 2, three_rounds, "shared memory", [0.0, 1.0], 2):
-        assert len(taken[1]) <= 1
-        assert taken[0] == [place for place in (1, 3, 2, 0) if place not in taken[1]]
-
-
-@pytest.mark.slow
-def test_without_shared_memory_groups_are_assigned_beforehand() -> None:
-    """4 -> rank 0, 3 -> rank 1, 2 -> rank 1 (3 < 4), 1 -> rank 0 (4 < 5)."""
-    for taken, _ in launch(Sequential(), 2, three_rounds, "process group", [0.0, 0.3], 2):
-        assert taken == [[1, 0], [3, 2]]
-
-
-def trained(
-    fabric: Fabric, n_available: int, shared_memory: bool
-) -> tuple[str, Array, Array, list[float | None]] | None:
+def trained(fabric: Fabric, n_available: int) -> tuple[Array, Array, list[float | None]] | None:
     """Results of a rank group of which `n_available` ranks may work, and its transport."""
     config = RunConfig(
         defense={"name": "fedavg"},
         dataset={"name": "fmnist_sample"},
         model={"name": "resnet18_light", "widths": [4]},
         attack={"name": "none"},
-        executor={"name": "auto", "shared_memory": shared_memory},
+        executor={"name": "auto"},
         tracker={"name": "none"},
         n_clients=[3, 5],
         pool=40,
@@ -150,23 +97,20 @@ def trained(
     updates, buffers = map(torch.cat, zip(*sent, strict=True))
     measured = ranks.evaluate(start[0] + updates.mean(dim=0), buffers.mean(dim=0))
     ranks.stop()
-    return type(ranks.transport).__name__, updates.numpy(), buffers.numpy(), measured
+    return updates.numpy(), buffers.numpy(), measured
 
 
 @pytest.mark.slow
-def test_neither_the_transport_nor_the_ranks_change_a_bit() -> None:
-    """GPUs, and systems other than Linux, use the process group; so does a single process."""
-    cases = [(2, 2, True), (2, 1, True), (2, 2, False), (1, 1, True)]
-    both, one, group, alone = (
-        launch(Sequential(), devices, trained, n_available, shared_memory)
-        for devices, n_available, shared_memory in cases
+def test_the_number_of_ranks_changes_no_bit() -> None:
+    """Also if one of two ranks has to wait, as while another run of a sweep uses its core."""
+    cases = [(2, 2), (2, 1), (1, 1)]
+    both, waiting, alone = (
+        launch(Sequential(), devices, trained, n_available) for devices, n_available in cases
     )
-    shared, grouped = "SharedMemoryTransport", "ProcessGroupTransport"
-    assert [name for name, *_ in (both, one, group, alone)] == [shared, shared, grouped, grouped]
-    for _, updates, buffers, measured in (one, group, alone):
+    for updates, buffers, measured in (waiting, alone):
         assert np.isfinite(updates).all()
         assert updates.any(axis=1).all()
-        assert np.array_equal(updates, both[1])
-        assert np.array_equal(buffers, both[2])
-        assert measured == both[3]
-    assert 0 < alone[3][0] < 1
+        assert np.array_equal(updates, both[0])
+        assert np.array_equal(buffers, both[1])
+        assert measured == both[2]
+    assert 0 < alone[2][0] < 1
