@@ -1,4 +1,4 @@
-"""The networks. A model is a frozen dataclass of its settings that builds a module."""
+"""The networks. A model is a frozen dataclass of settings that builds a torch module."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedbench.registry import Registry
 
 
 class Model(ABC):
-    """Settings of a network; `build` makes it for one shape of samples and number of classes."""
+    """Settings of a network. `build` creates it for a sample shape and a number of classes."""
 
     def check(self, spec: Spec) -> None:
-        """Raises ValueError, with the values, if the network cannot read the data set's samples."""
+        """Raise ValueError if the network cannot process the data set's samples."""
 
     @abstractmethod
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
-        """A module from samples [B, *sample_shape] to logits [B, C], or [B, T, C] of sequences.
+        """Return a module from samples [B, *sample_shape] to logits [B, C] or [B, T, C].
 
-        A LightningModule is trained as it is, with its own loss and optimizer; any other module
-        gets cross-entropy and SGD.
+        Logits [B, T, C] are for sequences. A LightningModule trains with its own loss and
+        optimizer, any other module with cross-entropy and SGD.
         """
 
 
@@ -36,22 +36,22 @@ MODELS: Registry[Model] = Registry("model", "fedbench.models")
 
 
 class ImageModel(Model):
-    """Reads images."""
+    """A model for images."""
 
     def check(self, spec: Spec) -> None:
         if len(spec.sample_shape) != 3:
             raise ValueError(
-                f"reads images, the samples of {spec.name} are of shape {spec.sample_shape}"
+                f"needs images, but samples of {spec.name} have shape {spec.sample_shape}"
             )
 
 
 class SequenceModel(Model):
-    """Reads sequences of symbols and predicts what follows each."""
+    """A model for sequences of symbols. It predicts the symbol after each one."""
 
     def check(self, spec: Spec) -> None:
         if not spec.is_sequences:
             raise ValueError(
-                f"reads sequences, the samples of {spec.name} are of shape {spec.sample_shape}"
+                f"needs sequences, but samples of {spec.name} have shape {spec.sample_shape}"
             )
 
 
@@ -67,7 +67,7 @@ class MLP(ImageModel):
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden must be widths of at least 1, got {self.hidden}")
+            raise ValueError(f"hidden must list widths of at least 1, got {self.hidden}")
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         widths = [math.prod(sample_shape), *self.hidden]
@@ -82,7 +82,7 @@ class MLP(ImageModel):
 class CNN(ImageModel):
     """Two 5 x 5 convolutions and two linear layers: the paper's network for MNIST.
 
-    431,080 parameters on 28 x 28 grey images and 10 classes (Cao et al., 2021).
+    431,080 parameters on 28 x 28 gray images and 10 classes (Cao et al., 2021).
     """
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
@@ -103,7 +103,7 @@ class CNN(ImageModel):
 
 
 def _channels_last(*layers: nn.Module) -> nn.Module:
-    """The layers with their numbers in the order that convolutions read them fastest."""
+    """The layers in sequence, in the memory format in which convolutions are fastest."""
     network = nn.Sequential(*layers)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network
@@ -116,16 +116,18 @@ def _after_convolutions(side: int) -> int:
 @MODELS.register("resnet18_light")
 @dataclass(frozen=True)
 class LightResNet18(ImageModel):
-    """ResNet-18 (He 2016) of half the usual widths, with a 3 x 3 stem: the paper's for CIFAR-10.
+    """ResNet-18 (He 2016), half as wide, with a 3 x 3 stem: the paper's network for CIFAR-10.
 
-    2,797,610 parameters on 32 x 32 colour images and 10 classes (Bagdasaryan 2020).
+    2,797,610 parameters on 32 x 32 color images and 10 classes (Bagdasaryan 2020).
     """
 
     widths: list[int] = field(default_factory=lambda: [32, 64, 128, 256])
 
     def __post_init__(self) -> None:
         if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"widths must be one or more of at least 1, got {self.widths}")
+            raise ValueError(
+                f"widths must list one or more widths of at least 1, got {self.widths}"
+            )
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         stem, n_in = self.widths[0], self.widths[0]
@@ -152,7 +154,7 @@ class ResidualBlock(nn.Module):
 
 
 def _convolution(n_in: int, n_out: int, size: int, stride: int = 1) -> list[nn.Module]:
-    """With batch norm, which makes a bias needless."""
+    """A convolution and batch norm, which makes a bias redundant."""
     return [
         nn.Conv2d(n_in, n_out, size, stride, padding=size // 2, bias=False),
         nn.BatchNorm2d(n_out),
@@ -162,26 +164,26 @@ def _convolution(n_in: int, n_out: int, size: int, stride: int = 1) -> list[nn.M
 @MODELS.register("lstm")
 @dataclass(frozen=True)
 class LSTM(SequenceModel):
-    """Two LSTM layers, the embedding of words tied to the output: the paper's for Reddit.
+    """Two LSTM layers, word embedding and output tied: the paper's network for Reddit.
 
     10,693,200 parameters with 50,000 words (Bagdasaryan 2020).
     """
 
-    width: int = 200  # of the embedding and of each layer
+    width: int = 200  # of the embedding and each layer
     n_layers: int = 2
     dropout: float = 0.2
 
     def __post_init__(self) -> None:
         _check_recurrent(self.width, self.n_layers)
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be from 0 to below 1, got {self.dropout}")
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         embedding, output = nn.Embedding(n_classes, self.width), nn.Linear(self.width, n_classes)
         output.weight = embedding.weight
         nn.init.uniform_(embedding.weight, -0.1, 0.1)
         nn.init.zeros_(output.bias)
-        between = self.dropout if self.n_layers > 1 else 0.0  # torch warns of it after one layer
+        between = self.dropout if self.n_layers > 1 else 0.0  # one layer: torch would warn
         layers = nn.LSTM(self.width, self.width, self.n_layers, batch_first=True, dropout=between)
         drop = nn.Dropout(self.dropout)
         return nn.Sequential(embedding, drop, Recurrent(layers), nn.Dropout(self.dropout), output)
@@ -190,9 +192,9 @@ class LSTM(SequenceModel):
 @MODELS.register("gru")
 @dataclass(frozen=True)
 class GRU(SequenceModel):
-    """Two GRU layers and a linear one over the symbols: the paper's for traffic (Nguyen 2019)."""
+    """Two GRU layers and a linear output: the paper's network for traffic (Nguyen 2019)."""
 
-    width: int = 128  # of the embedding and of each layer
+    width: int = 128  # of the embedding and each layer
     n_layers: int = 2
 
     def __post_init__(self) -> None:
@@ -205,7 +207,7 @@ class GRU(SequenceModel):
 
 
 class Recurrent(nn.Module):
-    """Recurrent layers, from a state of zeros at the start of every sequence."""
+    """Recurrent layers that start every sequence from a zero state."""
 
     def __init__(self, layers: nn.RNNBase) -> None:
         super().__init__()
@@ -223,7 +225,7 @@ def _check_recurrent(width: int, n_layers: int) -> None:
 @MODELS.register("custom")
 @dataclass(frozen=True)
 class Custom(Model):
-    """A module of the user's own, named by its import path and made with `arguments`."""
+    """The user's own module: an import path, called with `arguments`."""
 
     target: str | None = None  # my_package.MyModule
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -231,15 +233,15 @@ class Custom(Model):
     def __post_init__(self) -> None:
         if self.target is None or "." not in self.target:
             raise ValueError(
-                f"target must be the path of a class, as in my_file.MyModule, got {self.target}"
+                f"target must be an import path such as my_file.MyModule, got {self.target}"
             )
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         module_name, _, name = str(self.target).rpartition(".")
         try:
-            made = getattr(importlib.import_module(module_name), name)(**self.arguments)
+            module = getattr(importlib.import_module(module_name), name)(**self.arguments)
         except (ImportError, AttributeError, TypeError) as error:
             raise UserError(f"model.target={self.target}: {error}") from error
-        if not isinstance(made, nn.Module):
-            raise UserError(f"model.target={self.target}: must make a module, got {type(made)}")
-        return made
+        if not isinstance(module, nn.Module):
+            raise UserError(f"model.target={self.target}: must build a module, got {type(module)}")
+        return module

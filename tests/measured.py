@@ -1,4 +1,4 @@
-"""Accuracy of a module on a probe, as one process measures it."""
+"""Accuracy of a module on an evaluation set, measured in one process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedbench.metrics import BATCH, EvaluationSet
 
 def accuracy(
     module: nn.Module,
-    probe: EvaluationSet,
+    samples: EvaluationSet,
     decode: Callable[[Tensor], Tensor],
     threshold: float | None = None,
     batch_size: int = BATCH,
 ) -> float | None:
-    batches = range(0, len(probe.x), batch_size)
-    n_correct = metrics.count_correct(module, probe, decode, threshold, batches, batch_size)
-    return metrics.accuracy(probe, int(n_correct))
+    batches = range(0, len(samples.x), batch_size)
+    n_correct = metrics.count_correct(module, samples, decode, threshold, batches, batch_size)
+    return metrics.accuracy(samples, int(n_correct))

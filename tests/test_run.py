@@ -1,4 +1,4 @@
-"""A run in this process: what is shared between runs, and what must not be."""
+"""run: complete runs in this process; shared and given models, resuming, error messages."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ WIDTHS = [8, 8]
 
 
 @pytest.fixture
-def remembering(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A defense that counts its rounds in its state."""
+def counting_defense(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Register a defense that counts rounds in its state; return its name."""
 
     @dataclass(frozen=True)
-    class Remembering(Defense):
+    class CountingDefense(Defense):
         def init(self) -> Any:
             return {"rounds": 0}
 
@@ -36,8 +36,8 @@ def remembering(monkeypatch: pytest.MonkeyPatch) -> str:
             everyone = torch.ones(len(updates), dtype=torch.bool)
             return mean_of(updates, everyone), {"rounds": state["rounds"] + 1}
 
-    monkeypatch.setitem(DEFENSES._classes, "remembering", Remembering)
-    return "remembering"
+    monkeypatch.setitem(DEFENSES._classes, "counting", CountingDefense)
+    return "counting"
 
 
 def config(out: Path, defense: str | dict[str, Any] = "fedavg", **settings: Any) -> RunConfig:
@@ -59,21 +59,21 @@ def config(out: Path, defense: str | dict[str, Any] = "fedavg", **settings: Any)
     )
 
 
-def test_pretraining_is_shared_but_no_memory_is(tmp_path: Path, remembering: str) -> None:
-    for first, second in (("fedavg", remembering), (remembering, "fedavg")):
+def test_runs_share_pretraining_but_no_state(tmp_path: Path, counting_defense: str) -> None:
+    for first, second in (("fedavg", counting_defense), (counting_defense, "fedavg")):
         out = tmp_path / first
         run(config(out, first))
         (shared,) = (out / ".pretrained").glob("*.pt")
-        made = shared.stat().st_mtime_ns
+        written = shared.stat().st_mtime_ns
         assert run(config(out, second))["status"] == "finished"
-        assert shared.stat().st_mtime_ns == made
+        assert shared.stat().st_mtime_ns == written
         state = torch.load(
-            Plan.of(config(out, remembering)).folder.checkpoint_file, weights_only=True
+            Plan.of(config(out, counting_defense)).folder.checkpoint_file, weights_only=True
         )
         assert state["defense_state"] == {"rounds": 2}
 
 
-def test_the_same_pretraining_gives_the_same_first_round(tmp_path: Path) -> None:
+def test_cached_pretraining_gives_the_same_results(tmp_path: Path) -> None:
     alone = run(config(tmp_path / "alone", "median"))
     run(config(tmp_path / "after", "krum"))
     after = run(config(tmp_path / "after", "median"))
@@ -81,52 +81,52 @@ def test_the_same_pretraining_gives_the_same_first_round(tmp_path: Path) -> None
         assert alone[key] == after[key]
 
 
-def test_a_model_that_diverges_before_round_0_is_never_shared(tmp_path: Path) -> None:
+def test_diverged_pretraining_is_not_cached(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pretraining diverges"):
         run(config(tmp_path, lr=1e30))
     assert list((tmp_path / ".pretrained").glob("*.pt")) == []
     assert Plan.of(config(tmp_path, lr=1e30)).folder.finished() is None
 
 
-def test_a_given_model_takes_the_place_of_pretraining(tmp_path: Path) -> None:
-    """The model that 3 benign rounds lead to, given by its file, leads to the same rounds."""
+def test_given_model_replaces_pretraining(tmp_path: Path) -> None:
+    """Starting from the file of 3 benign rounds equals pretraining for 3 rounds."""
     model = {"name": "resnet18_light", "widths": WIDTHS}  # with buffers
-    made = run(config(tmp_path / "made", model=model, pretrain_rounds=3))
-    (file,) = (tmp_path / "made" / ".pretrained").glob("*.pt")
+    before = run(config(tmp_path / "before", model=model, pretrain_rounds=3))
+    (file,) = (tmp_path / "before" / ".pretrained").glob("*.pt")
     given = config(tmp_path / "given", model=model, pretrained=str(file), pretrain_rounds=9)
     after = run(given)
-    assert (after["MA"], after["BA"]) == (made["MA"], made["BA"])
+    assert (after["MA"], after["BA"]) == (before["MA"], before["BA"])
     assert not (tmp_path / "given" / ".pretrained").exists()
-    # The checkpoint of a run is as good: its model after the last round.
+    # A run's checkpoint works, too: it holds the model after the last round.
     last = Plan.of(given).folder.checkpoint_file
-    onward = config(tmp_path / "onward", model=model, pretrained=str(last), rounds=1)
-    run(onward)
+    continued = config(tmp_path / "continued", model=model, pretrained=str(last), rounds=1)
+    run(continued)
     start, end = (
         torch.load(path, weights_only=True)
-        for path in (last, Plan.of(onward).folder.checkpoint_file)
+        for path in (last, Plan.of(continued).folder.checkpoint_file)
     )
     assert torch.equal(end["initial_params"], start["params"])
     assert torch.equal(end["initial_buffers"], start["buffers"])
     assert not torch.equal(end["params"], start["params"])
 
 
-def test_a_given_model_counts_by_its_content(tmp_path: Path) -> None:
+def test_run_id_depends_on_the_content_of_a_given_model(tmp_path: Path) -> None:
     run(config(tmp_path))
     run(config(tmp_path, seed=1))
     one, other = (tmp_path / ".pretrained").glob("*.pt")
-    again = tmp_path / "again.pt"
-    again.write_bytes(one.read_bytes())
-    ids = [Plan.of(config(tmp_path, pretrained=str(f))).folder.path for f in (one, again, other)]
+    copy = tmp_path / "copy.pt"
+    copy.write_bytes(one.read_bytes())
+    ids = [Plan.of(config(tmp_path, pretrained=str(f))).folder.path for f in (one, copy, other)]
     assert ids[0] == ids[1] != ids[2]
     assert Plan.of(config(tmp_path)).folder.path not in ids
 
 
-def test_a_model_that_does_not_fit_is_told(tmp_path: Path) -> None:
+def test_unusable_given_models_are_user_errors(tmp_path: Path) -> None:
     run(config(tmp_path))
     (file,) = (tmp_path / ".pretrained").glob("*.pt")
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         run(config(tmp_path, pretrained=str(file), model={"name": "mlp", "hidden": [5]}))
-    assert str(told.value) == (
+    assert str(caught.value) == (
         f"pretrained={file}: its model has 3,190 parameters, this run's has 3,985"
     )
     with pytest.raises(UserError, match=r"nowhere\.pt: cannot be read \(No such file"):
@@ -137,18 +137,18 @@ def test_a_model_that_does_not_fit_is_told(tmp_path: Path) -> None:
 
 
 def test_batch_norm_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted after its second round, a model with running statistics ends as if it was not."""
+    """A run interrupted after two rounds ends with the same running statistics as without."""
     model = {"name": "resnet18_light", "widths": WIDTHS}
-    settings = {"model": model, "rounds": 4, "n_clients": [3, 5]}  # of 4, 5, 3 and 4 clients
-    calm = config(tmp_path / "calm", **settings)
-    run(calm)
+    settings = {"model": model, "rounds": 4, "n_clients": [3, 5]}  # rounds of 4, 5, 3 and 4 clients
+    whole = config(tmp_path / "whole", **settings)
+    run(whole)
     stopped = config(tmp_path / "stopped", **settings)
-    round_, played = Federation.round, []
+    round_, done = Federation.round, []
 
     def interrupted(self: Federation, start: Checkpoint) -> Any:
-        if len(played) == 2:
+        if len(done) == 2:
             raise KeyboardInterrupt
-        played.append(start.next_round)
+        done.append(start.next_round)
         return round_(self, start)
 
     with monkeypatch.context() as patched:
@@ -156,40 +156,40 @@ def test_batch_norm_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(KeyboardInterrupt):
             run(stopped)
     run(stopped)
-    assert played == [0, 1]
+    assert done == [0, 1]
     states = [
-        torch.load(Plan.of(c).folder.checkpoint_file, weights_only=True) for c in (calm, stopped)
+        torch.load(Plan.of(c).folder.checkpoint_file, weights_only=True) for c in (whole, stopped)
     ]
     assert torch.equal(states[0]["params"], states[1]["params"])
     assert torch.equal(states[0]["buffers"], states[1]["buffers"])
     assert states[0]["buffers"].ne(states[0]["initial_buffers"]).any()
-    records = [Plan.of(c).folder.rounds() for c in (calm, stopped)]
+    records = [Plan.of(c).folder.rounds() for c in (whole, stopped)]
     assert [[(r["MA"], r["BA"], len(r["clients"])) for r in run] for run in records[:1]] == [
         [(r["MA"], r["BA"], n) for r, n in zip(records[1], (4, 5, 3, 4), strict=True)]
     ]
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"partition": "natural"}, "partition=natural: the samples of fmnist_sample have no owne"),
-        ({"model": {"name": "lstm"}}, "model lstm: reads sequences, the samples of fmnist_sample"),
+        ({"model": {"name": "lstm"}}, "model lstm: needs sequences, but samples of fmnist_sample"),
         ({"dataset": {"name": "iot_sample"}}, "partition=main_class: splits samples by label"),
         (
             {"dataset": {"name": "reddit_sample"}, "partition": "natural"},
-            "model mlp: reads images, the samples of reddit_sample are of shape",
+            "model mlp: needs images, but samples of reddit_sample have shape",
         ),
     ],
 )
-def test_parts_that_do_not_fit_each_other_are_told_before_anything_is_read(
-    tmp_path: Path, settings: dict[str, Any], told: str
+def test_incompatible_plugins_are_user_errors_before_loading_data(
+    tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
         Plan.of(config(tmp_path, **settings))
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)
 
 
-def test_a_warning_of_the_defense_is_shown(
+def test_run_prints_the_defenses_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(config(tmp_path, defense={"name": "krum", "f": 2}))
