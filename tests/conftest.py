@@ -66,10 +66,10 @@ def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
             fabric,
         )
         defense = defense or DEFENSES.build({"name": "fedavg"})
-        made = Federation(RankGroup(Sequential(), simulation), defense)
+        federation = Federation(RankGroup(Sequential(), simulation), defense)
         chosen = simulation.attack.backdoor_settings([{"name": "patch"}])
-        made.prepare([BACKDOORS.build(backdoor) for backdoor in chosen], made.initial())
-        return made
+        federation.prepare([BACKDOORS.build(backdoor) for backdoor in chosen], federation.initial())
+        return federation
 
     return make
 
@@ -78,17 +78,15 @@ def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
 def after_rounds(federation: Callable[..., Federation]) -> Callable[..., Record]:
     """Return a function that runs 4 benign and 4 attacked rounds, and returns the last record."""
 
-    def play(
-        attack: Attack, backdoors: Sequence[Backdoor] | None = None, **settings: Any
-    ) -> Record:
-        made = federation(attack=attack, **{"lr": 0.05, "pretrain_rounds": 4} | settings)
-        state = made.initial()
+    def run(attack: Attack, backdoors: Sequence[Backdoor] | None = None, **settings: Any) -> Record:
+        server = federation(attack=attack, **{"lr": 0.05, "pretrain_rounds": 4} | settings)
+        state = server.initial()
         while state.next_round < 0:
-            state = made.pretrain(state)
+            state = server.pretrain(state)
         if backdoors is not None:
-            made.prepare(backdoors, state)
+            server.prepare(backdoors, state)
         for _ in range(4):
-            state, record = made.round(state)
+            state, record = server.round(state)
         return record
 
-    return play
+    return run

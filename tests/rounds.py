@@ -1,4 +1,4 @@
-"""What the tests of single defenses share: a view, made-up rounds, plain lists of an outcome."""
+"""Helpers for tests of single defenses: server views, random rounds, results as lists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE_LAYER = {"fc.weight": slice(0, None)}
 def view_of(
     ids: Sequence[int], updates: Tensor, index: int = 0, layers: Mapping[str, slice] = ONE_LAYER
 ) -> ServerView:
-    """Of a global model of zeros."""
+    """Return the server's view of a round whose global model is all zeros."""
     zeros = torch.zeros(updates.shape[1], dtype=updates.dtype)
     return ServerView(index, torch.tensor(ids), zeros, zeros, layers, torch.Generator())
 
@@ -35,12 +35,12 @@ def scores_of(outcome: Aggregate) -> list[float]:
 
 @st.composite
 def runs(
-    draw: st.DrawFn, elements: st.SearchStrategy[float], most: int
+    draw: st.DrawFn, elements: st.SearchStrategy[float], max_rounds: int
 ) -> list[tuple[list[int], np.ndarray]]:
-    """Rounds, `most` at most, of 1 to 8 of ten clients, who come and go and change their place."""
+    """Draw up to `max_rounds` rounds, each with 1 to 8 of ten clients in any order."""
     p = draw(st.integers(1, 4))
-    places = st.lists(st.integers(0, 9), min_size=1, max_size=8, unique=True)
+    participants = st.lists(st.integers(0, 9), min_size=1, max_size=8, unique=True)
     rounds = []
-    for ids in draw(st.lists(places, min_size=1, max_size=most)):
+    for ids in draw(st.lists(participants, min_size=1, max_size=max_rounds)):
         rounds.append((ids, draw(hnp.arrays(np.float64, (len(ids), p), elements=elements))))
     return rounds

@@ -21,9 +21,9 @@ from fedbench.federation import Federation
 Make = Callable[..., Federation]
 
 
-def attacked_rounds(made: Federation, n_rounds: int = 8) -> list[int]:
+def attacked_rounds(server: Federation, n_rounds: int = 8) -> list[int]:
     rounds = range(-2, n_rounds)
-    return [i for i in rounds if any(p.malicious for p in made.simulation.selection.select(i))]
+    return [i for i in rounds if any(p.malicious for p in server.simulation.selection.select(i))]
 
 
 @pytest.mark.parametrize(
@@ -40,18 +40,18 @@ def attacked_rounds(made: Federation, n_rounds: int = 8) -> list[int]:
 def test_exactly_the_listed_rounds_are_attacked(
     federation: Make, schedule: dict[str, Any], expected: list[int]
 ) -> None:
-    made = federation(rounds=8, **schedule)
-    assert attacked_rounds(made) == expected
+    server = federation(rounds=8, **schedule)
+    assert attacked_rounds(server) == expected
     assert attacked_rounds(federation(attack=ATTACKS.build({"name": "none"}), **schedule)) == []
 
 
 def test_a_round_without_an_attack_equals_a_benign_round(federation: Make) -> None:
-    made = federation(rounds=4, attack_rounds=[1])
+    server = federation(rounds=4, attack_rounds=[1])
     benign = federation(attack=ATTACKS.build({"name": "none"}), rounds=4)
-    state = replace(made.initial(), next_round=0)
+    state = replace(server.initial(), next_round=0)
     for expected in (False, True, False):
         quiet, _ = benign.round(state)
-        end, record = made.round(state)
+        end, record = server.round(state)
         assert record["attacked"] is expected
         assert (record["pdr"] == 0.5) is expected
         assert torch.equal(end.params, quiet.params) is not expected
@@ -67,7 +67,7 @@ def test_participants_do_not_depend_on_the_attack(
     attacked = federation(**common, **schedule).simulation
     benign = federation(attack=ATTACKS.build({"name": "none"}), **common).simulation
     for index in range(-2, 6):
-        ids = [[p.client for p in made.selection.select(index)] for made in (attacked, benign)]
+        ids = [[p.client for p in run.selection.select(index)] for run in (attacked, benign)]
         assert ids[0] == ids[1]
         assert len(set(ids[0])) == attacked.config.n_clients_in(index)
 
@@ -75,11 +75,11 @@ def test_participants_do_not_depend_on_the_attack(
 def test_pmr_holds_in_every_round_of_a_range_of_clients(
     federation: Make,
 ) -> None:
-    made = federation(n_clients=[3, 9], pool=20, pmr=0.3).simulation
+    simulation = federation(n_clients=[3, 9], pool=20, pmr=0.3).simulation
     sizes = set()
     for index in range(-10, 40):
-        participants = made.selection.select(index)
-        n = made.config.n_clients_in(index)
+        participants = simulation.selection.select(index)
+        n = simulation.config.n_clients_in(index)
         assert len({p.client for p in participants}) == len(participants) == n
         expected = int(0.3 * n + 0.5) if index >= 0 else 0
         assert sum(p.malicious for p in participants) == expected
@@ -101,9 +101,9 @@ class TestMalicious:
     def drawn(
         self, federation: Make, malicious: str, n_rounds: int = 400
     ) -> list[list[Participant]]:
-        made = federation(pool=20, n_clients=6, pmr=0.3, malicious=malicious)
-        assert len(made.simulation.selection.malicious) == 6
-        return [made.simulation.selection.select(index) for index in range(n_rounds)]
+        server = federation(pool=20, n_clients=6, pmr=0.3, malicious=malicious)
+        assert len(server.simulation.selection.malicious) == 6
+        return [server.simulation.selection.select(index) for index in range(n_rounds)]
 
     def test_fixed_is_the_same_number_in_every_round(self, federation: Make) -> None:
         counts = {
@@ -130,13 +130,13 @@ class TestMalicious:
         assert fixed == sampled
 
     def test_a_round_that_draws_no_malicious_client_is_benign(self, federation: Make) -> None:
-        made = federation(pool=20, n_clients=6, pmr=0.1, malicious="sampled")
+        server = federation(pool=20, n_clients=6, pmr=0.1, malicious="sampled")
         index = next(
             i
             for i in range(50)
-            if not any(j.malicious for j in made.simulation.selection.select(i))
+            if not any(p.malicious for p in server.simulation.selection.select(i))
         )
-        _, record = made.round(replace(made.initial(), next_round=index))
+        _, record = server.round(replace(server.initial(), next_round=index))
         assert (record["attacked"], record["pdr"], record["TPR"]) == (False, None, None)
 
 
@@ -180,10 +180,10 @@ def test_the_scheduled_pdr_is_applied_and_recorded(federation: Make) -> None:
             return poisoned
 
     seen: list[tuple[int, int]] = []
-    made = federation(attack=Counting(), pdr=0.1, pdr_step=0.2, pdr_end=0.4)
+    server = federation(attack=Counting(), pdr=0.1, pdr_step=0.2, pdr_end=0.4)
     for index, share in enumerate([0.1, 0.3, 0.4, 0.4]):
         seen.clear()
-        _, record = made.round(replace(made.initial(), next_round=index))
+        _, record = server.round(replace(server.initial(), next_round=index))
         assert record["pdr"] == pytest.approx(share)
         assert seen == [(int(share * n + 0.5), n) for _, n in seen]
         assert len(seen) == 2

@@ -259,7 +259,7 @@ def compare(
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(
-    runs(st.integers(-3, 3).map(float), most=6),
+    runs(st.integers(-3, 3).map(float), max_rounds=6),
     settings_of_a_run,
     st.sampled_from([torch.float32, torch.float64]),
 )
@@ -272,7 +272,7 @@ def test_against_the_definition_on_integers(
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(
-    runs(st.floats(-1e3, 1e3, width=32), most=6),
+    runs(st.floats(-1e3, 1e3, width=32), max_rounds=6),
     settings_of_a_run,
     st.sampled_from([torch.float32, torch.float64]),
 )

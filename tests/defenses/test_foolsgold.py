@@ -193,7 +193,7 @@ def compare(run: list[tuple[list[int], np.ndarray]], kappa: float, dtype: torch.
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(
-    runs(st.integers(-3, 3).map(float), most=4),
+    runs(st.integers(-3, 3).map(float), max_rounds=4),
     st.sampled_from([0.25, 1.0, 2.0]),
     st.sampled_from([torch.float32, torch.float64]),
 )
@@ -206,7 +206,7 @@ def test_against_the_definition_on_integers(
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(
-    runs(st.floats(-1e3, 1e3, width=32), most=4),
+    runs(st.floats(-1e3, 1e3, width=32), max_rounds=4),
     st.sampled_from([0.25, 1.0, 2.0]),
     st.sampled_from([torch.float32, torch.float64]),
 )
