@@ -1,4 +1,4 @@
-"""What every plugin promises. Parametrised over the registries: a new file is tested as it is."""
+"""The contract of every plugin. Parametrized over the registries, so new plugins are included."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from fedbench.models import MODELS
 from fedbench.registry import Registry
 from fedbench.report.tracking import TRACKERS
 
-# Rules whose own definition breaks a promise below. Names that are not registered do no harm.
+# Defenses whose definition violates a test below, with the reason. Unknown names are ignored.
 NOT_UNANIMOUS = {
-    "foolsgold": "clients that are all alike are all taken for sybils",
+    "foolsgold": "treats identical clients as sybils",
     "dp": "clips and adds noise",
     "flame": "adds noise",
-    "baybfed": "clients that are alike tie and are dropped, and a mean threshold drops someone",
+    "baybfed": "drops identical clients as ties, and its mean threshold always drops someone",
 }
-NOISY = {"dp", "flame"}  # float32 and float64 noise of one seed are different draws
-TIES_BY_ORDER = {"krum"}  # chooses one client, on equal scores by its place
-VARIANTS = {"defense": {"baybfed_literal"}}  # files with other settings of a registered plugin
+NOISY = {"dp", "flame"}  # float32 and float64 noise of the same seed differ
+TIES_BY_ORDER = {"krum"}  # among equal scores, selects the client that comes first
+VARIANTS = {"defense": {"baybfed_literal"}}  # configs with other settings of a known plugin
 
 REGISTRIES: dict[str, Registry[Any]] = {
     "defense": DEFENSES,
@@ -58,7 +58,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
 CHOICES = [(kind, name) for kind, registry in REGISTRIES.items() for name in registry.names()]
 PLUGINS = [(kind, name) for kind, name in CHOICES if kind in ("defense", "attack")]
 
-DEFENSES_OF_THE_PAPER = (
+PAPER_DEFENSES = (
     "fedavg",
     "krum",
     "foolsgold",
@@ -69,7 +69,7 @@ DEFENSES_OF_THE_PAPER = (
     "flame",
     "baybfed",
 )
-OPTIONS: tuple[dict[str, Any], ...] = (  # that change what is computed or remembered
+OPTIONS: tuple[dict[str, Any], ...] = (  # that change the computation or the state
     {"name": "krum", "m": "auto"},
     {"name": "krum", "f": 0, "m": 3},
     {"name": "foolsgold", "layers": "all"},
@@ -102,7 +102,7 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], i
 
 SMALL = ParameterLayout(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)))  # P = 53
 LARGE = ParameterLayout(nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4)))  # P = 1354
-ROUNDS = (  # ids of three rounds: clients come, go and change their place
+ROUNDS = (  # client ids of three rounds: clients join, leave and change position
     (0, 1, 2, 3, 4, 5, 6, 7, 8, 9),
     (12, 3, 5, 1, 20, 7, 0, 8, 9, 2),
     (5, 20, 30, 0, 2, 11, 12, 7, 8, 3),
@@ -114,7 +114,7 @@ def noise(*shape: int, seed: int) -> Tensor:
 
 
 def honest(n: int, layout: ParameterLayout = SMALL, seed: int = 0) -> Tensor:
-    """Updates as training makes them, [N, P] float64: a common direction and each its own."""
+    """Draw updates like those of training, [N, P] float64: a common and an individual part."""
     p = layout.n_params
     return 0.1 * (noise(p, seed=seed) + 0.5 * noise(n, p, seed=seed + 1000))
 
@@ -141,7 +141,7 @@ def first_round(defense: Defense, updates: Tensor, layout: ParameterLayout = SMA
 
 
 def bits(value: Any) -> Any:
-    """What is left to compare when -0.0 is not 0.0."""
+    """Return a value to compare bit by bit, so that -0.0 differs from 0.0."""
     if isinstance(value, Tensor):
         return value.dtype, tuple(value.shape), value.numpy().tobytes()
     if isinstance(value, Aggregate):
@@ -153,14 +153,14 @@ def bits(value: Any) -> Any:
     return value
 
 
-def assert_keeps_contract(outcome: Aggregate, updates: Tensor) -> None:
+def assert_valid_aggregate(outcome: Aggregate, updates: Tensor) -> None:
     n, p = updates.shape
     assert outcome.update.shape == (p,)
     assert outcome.update.dtype == updates.dtype
     assert outcome.update.isfinite().all()
     assert outcome.weights.shape == (n,)
     assert outcome.weights.dtype == updates.dtype
-    assert (outcome.weights >= 0).all()  # refuses NaN too
+    assert (outcome.weights >= 0).all()  # also false for NaN
     total = float(outcome.weights.double().sum())
     assert total == 0 or total == pytest.approx(1, abs=1e-5)
     if outcome.accepted is not None:
@@ -178,8 +178,8 @@ def assert_keeps_contract(outcome: Aggregate, updates: Tensor) -> None:
         assert values.isfinite().all()
 
 
-def assert_can_be_kept(state: Any) -> None:
-    """Nothing but finite tensors and numbers, strings, None, and dicts, lists and tuples."""
+def assert_checkpointable(state: Any) -> None:
+    """Allow only finite tensors and numbers, strings, None, and dicts, lists and tuples of them."""
     if type(state) is dict:
         assert all(type(key) in (int, str) for key in state), state
         parts: list[Any] = list(state.values())
@@ -191,11 +191,11 @@ def assert_can_be_kept(state: Any) -> None:
         assert not isinstance(state, float) or math.isfinite(state)
         parts = []
     for part in parts:
-        assert_can_be_kept(part)
+        assert_checkpointable(part)
 
 
 def assert_close(a: Tensor | None, b: Tensor | None, rtol: float = 1e-5) -> None:
-    """To `rtol` of the largest value: coordinates near zero are sums that cancel."""
+    """Compare relative to the largest value: coordinates near zero suffer from cancellation."""
     if a is None or b is None:
         assert a is None
         assert b is None
@@ -214,7 +214,7 @@ def with_row(row: int, factor: float) -> Callable[[int], Tensor]:
 
 
 def scaled(n: int) -> Tensor:
-    """One client's update, as far as model replacement with a large factor would take it."""
+    """One client scales its update by a huge factor, as model replacement may."""
     updates = honest(n)
     updates[0] *= 1e30
     return updates
@@ -227,32 +227,32 @@ def duplicates(n: int) -> Tensor:
 
 
 def nearly_equal(n: int, layout: ParameterLayout = SMALL, seed: int = 0) -> Tensor:
-    """Rows that differ by 1e-4 of their size: in float32 only their last ten bits do."""
+    """Rows that differ by 1e-4 of their size: in float32, only in the last ten bits."""
     common = noise(layout.n_params, seed=seed + 3)
     return common * (1 + 1e-4 * noise(n, layout.n_params, seed=seed + 4))
 
 
-def majority_of_one(n: int) -> Tensor:
-    """One coordinate only, the same for all but the first."""
+def one_coordinate(n: int) -> Tensor:
+    """Only one coordinate is not zero, and equal for all clients but the first."""
     updates = torch.zeros(n, SMALL.n_params, dtype=torch.float64)
     updates[1:, -1] = 1
     return updates
 
 
 def undoing_the_model(n: int) -> Tensor:
-    """Rows after which half of the local models are zero."""
+    """Updates after which more than half of the local models are zero."""
     updates = honest(n)
     updates[: n // 2 + 1] = -noise(SMALL.n_params, seed=77)
     return updates
 
 
 def opposed(n: int) -> Tensor:
-    """Rows that add up to zero, so that no mean has a direction."""
+    """Rows that sum to zero, so that their mean has no direction."""
     row = noise(SMALL.n_params, seed=5)
     return torch.stack([row * (-1) ** i for i in range(n)]) * (n - n % 2) / n
 
 
-UNUSUAL: dict[str, Callable[[int], Tensor]] = {
+UPDATES: dict[str, Callable[[int], Tensor]] = {
     "honest": honest,
     "identical": lambda n: honest(1).expand(n, -1).clone(),
     "zero": lambda n: torch.zeros(n, SMALL.n_params, dtype=torch.float64),
@@ -266,7 +266,7 @@ UNUSUAL: dict[str, Callable[[int], Tensor]] = {
     "duplicates": duplicates,
     "nearly_equal": nearly_equal,
     "opposed": opposed,
-    "one_coordinate": majority_of_one,
+    "one_coordinate": one_coordinate,
     "undoing_the_model": undoing_the_model,
 }
 
@@ -275,20 +275,20 @@ def build(name: str) -> Defense:
     return DEFENSES.build({"name": name})
 
 
-def play(
+def run_rounds(
     defense: Defense, rounds: Sequence[Tensor], layout: ParameterLayout = SMALL
 ) -> list[Aggregate]:
-    """The outcomes of several rounds of the same clients."""
+    """Aggregate several rounds of the same clients; return all results."""
     state, outcomes = defense.init(), []
     for index, updates in enumerate(rounds):
         view = view_of(updates, index=index, layout=layout)
         outcome, state = defense.aggregate(updates, state, view)
-        assert_can_be_kept(state)
+        assert_checkpointable(state)
         outcomes.append(outcome)
     return outcomes
 
 
-def workable(defense: Defense, n: int) -> bool:
+def supports(defense: Defense, n: int) -> bool:
     try:
         defense.check(n)
     except ValueError:
@@ -297,49 +297,51 @@ def workable(defense: Defense, n: int) -> bool:
 
 
 def test_server_view_holds_no_ground_truth() -> None:
-    known = [field.name for field in dataclasses.fields(ServerView)]
-    assert known == ["index", "client_ids", "global_params", "initial_params", "layers", "rng"]
+    fields = [field.name for field in dataclasses.fields(ServerView)]
+    assert fields == ["index", "client_ids", "global_params", "initial_params", "layers", "rng"]
 
 
-def test_the_defenses_of_the_paper_are_registered() -> None:
-    assert set(DEFENSES_OF_THE_PAPER) <= in_tree("defense")
+def test_all_defenses_of_the_paper_are_registered() -> None:
+    assert set(PAPER_DEFENSES) <= in_tree("defense")
 
 
 @every_defense
 @every_dtype
-@pytest.mark.parametrize("rows", UNUSUAL)
-def test_aggregate_is_sound_and_inputs_untouched(name: str, rows: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rows", UPDATES)
+def test_aggregate_is_valid_and_leaves_inputs_unchanged(
+    name: str, rows: str, dtype: torch.dtype
+) -> None:
     defense = build(name)
-    updates = UNUSUAL[rows](10).to(dtype)
+    updates = UPDATES[rows](10).to(dtype)
     assert updates.isfinite().all()
     view = view_of(updates)
     before = bits([updates, view.client_ids, view.global_params, view.initial_params])
     version = updates._version
     outcome, _ = defense.aggregate(updates, defense.init(), view)
-    assert_keeps_contract(outcome, updates)
+    assert_valid_aggregate(outcome, updates)
     assert bits([updates, view.client_ids, view.global_params, view.initial_params]) == before
-    assert updates._version == version  # not even written back
+    assert updates._version == version  # not even overwritten by equal values
 
 
 @every_setting
-@pytest.mark.parametrize("rows", UNUSUAL)
-def test_hostile_rows_leave_nothing_behind(chosen: dict[str, Any], rows: str) -> None:
-    """Two such rounds, so that sums over rounds overflow if they can, and then honest ones."""
-    rounds = [UNUSUAL[rows](10).float()] * 2 + [honest(10, seed=seed).float() for seed in range(2)]
-    for outcome, updates in zip(play(DEFENSES.build(chosen), rounds), rounds, strict=True):
-        assert_keeps_contract(outcome, updates)
+@pytest.mark.parametrize("rows", UPDATES)
+def test_hostile_rounds_do_not_break_later_ones(chosen: dict[str, Any], rows: str) -> None:
+    """Two hostile rounds, so that sums over rounds may overflow, then two honest ones."""
+    rounds = [UPDATES[rows](10).float()] * 2 + [honest(10, seed=seed).float() for seed in range(2)]
+    for outcome, updates in zip(run_rounds(DEFENSES.build(chosen), rounds), rounds, strict=True):
+        assert_valid_aggregate(outcome, updates)
 
 
 @every_defense
 @every_dtype
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_few_clients_work_or_are_refused(name: str, n: int, dtype: torch.dtype) -> None:
+def test_few_clients_are_supported_or_rejected(name: str, n: int, dtype: torch.dtype) -> None:
     defense = build(name)
-    for rows in UNUSUAL.values():
+    for rows in UPDATES.values():
         updates = rows(n).to(dtype)
-        if workable(defense, n):
-            for outcome in play(defense, [updates] * 3):
-                assert_keeps_contract(outcome, updates)
+        if supports(defense, n):
+            for outcome in run_rounds(defense, [updates] * 3):
+                assert_valid_aggregate(outcome, updates)
             continue
         with pytest.raises(ValueError, match=rf"\b{n}\b"):
             defense.check(n)
@@ -351,14 +353,14 @@ def test_few_clients_work_or_are_refused(name: str, n: int, dtype: torch.dtype) 
 @every_dtype
 @pytest.mark.parametrize("n", [1, 2, 3, 10])
 def test_unanimity(name: str, n: int, dtype: torch.dtype) -> None:
-    """Where all clients say the same, so does the server."""
+    """If all clients send the same update, the defense returns it."""
     if name in NOT_UNANIMOUS:
         pytest.skip(NOT_UNANIMOUS[name])
     defense = build(name)
-    if not workable(defense, n):
+    if not supports(defense, n):
         return
     rows = [honest(1, seed=seed)[0].to(dtype) for seed in range(3)]
-    outcomes = play(defense, [row.expand(n, -1).clone() for row in rows])
+    outcomes = run_rounds(defense, [row.expand(n, -1).clone() for row in rows])
     for outcome, row in zip(outcomes, rows, strict=True):
         assert_close(outcome.update, row, rtol=4 * torch.finfo(dtype).eps)
 
@@ -367,15 +369,15 @@ def test_unanimity(name: str, n: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("n", [3, 10])
 @pytest.mark.parametrize("seed", range(5))
 def test_order_of_clients_is_irrelevant(name: str, n: int, seed: int) -> None:
-    """Over three rounds, so that memory by place instead of by id is found out."""
+    """Three rounds reveal state that is kept by position instead of client id."""
     defense = build(name)
-    if not workable(defense, n):
+    if not supports(defense, n):
         return
     shuffle = random.Random(seed)
     state, state_shuffled = defense.init(), defense.init()
     for index, ids in enumerate(ROUNDS):
         updates = honest(n, seed=100 * seed + index).float()
-        updates[: n // 3] *= 5  # someone to reject
+        updates[: n // 3] *= 5  # gives defenses someone to reject
         places = torch.tensor(shuffle.sample(range(n), n))
         ids_shuffled = torch.tensor(ids[:n])[places].tolist()
         shuffled_view = view_of(updates, ids_shuffled, index)
@@ -401,10 +403,10 @@ def _best_score_ties(outcome: Aggregate) -> bool:
 
 
 @every_defense
-def test_nearly_equal_rows_are_told_apart(name: str) -> None:
-    """What float32 input gives is what the same numbers give in float64."""
+def test_nearly_equal_rows_are_distinguished(name: str) -> None:
+    """float32 input gives the result of the same numbers in float64."""
     defense = build(name)
-    in_single, in_double = defense.init(), defense.init()
+    state_single, state_double = defense.init(), defense.init()
     for index in range(2):
         updates = nearly_equal(30, LARGE, seed=10 * index).float()
         view, same = (view_of(updates, index=index, layout=LARGE) for _ in range(2))
@@ -413,8 +415,8 @@ def test_nearly_equal_rows_are_told_apart(name: str) -> None:
             global_params=view.global_params.double(),
             initial_params=view.initial_params.double(),
         )
-        single, in_single = defense.aggregate(updates, in_single, view)
-        double, in_double = defense.aggregate(updates.double(), in_double, same)
+        single, state_single = defense.aggregate(updates, state_single, view)
+        double, state_double = defense.aggregate(updates.double(), state_double, same)
         assert_close(single.weights, double.weights, rtol=1e-3)
         assert_close(single.scores, double.scores, rtol=1e-3)
         if single.accepted is not None and double.accepted is not None:
@@ -425,38 +427,43 @@ def test_nearly_equal_rows_are_told_apart(name: str) -> None:
 
 @every_defense
 def test_same_seed_same_bits(name: str) -> None:
-    """Whatever else draws random numbers, and with nobody else's numbers drawn."""
+    """A defense neither depends on global random generators nor changes them."""
     rounds = [honest(10, seed=seed).float() for seed in range(3)]
-    first = play(build(name), rounds)
+    first = run_rounds(build(name), rounds)
     torch.manual_seed(123)
     np.random.seed(123)
     random.seed(123)
     before = global_generators()
-    assert bits(play(build(name), rounds)) == bits(first)
+    assert bits(run_rounds(build(name), rounds)) == bits(first)
     assert global_generators() == before
 
 
 def global_generators() -> list[Any]:
-    numpys: Any = np.random.get_state()
-    return [bits(torch.get_rng_state()), numpys[1].tobytes(), numpys[2:], random.getstate()]
+    numpy_state: Any = np.random.get_state()
+    return [
+        bits(torch.get_rng_state()),
+        numpy_state[1].tobytes(),
+        numpy_state[2:],
+        random.getstate(),
+    ]
 
 
 @every_setting
 def test_state_survives_a_checkpoint(chosen: dict[str, Any]) -> None:
     defense = DEFENSES.build(chosen)
-    kept, restored = defense.init(), defense.init()
-    assert_can_be_kept(kept)
+    state, restored = defense.init(), defense.init()
+    assert_checkpointable(state)
     for index, ids in enumerate(ROUNDS):
         updates = honest(len(ids), seed=index).float()
         file = io.BytesIO()
         torch.save(restored, file)
         file.seek(0)
         restored = torch.load(file, weights_only=True)
-        there, kept = defense.aggregate(updates, kept, view_of(updates, ids, index))
-        back, restored = defense.aggregate(updates, restored, view_of(updates, ids, index))
-        assert bits(back) == bits(there)
-        assert bits(restored) == bits(kept)
-        assert_can_be_kept(kept)
+        expected, state = defense.aggregate(updates, state, view_of(updates, ids, index))
+        found, restored = defense.aggregate(updates, restored, view_of(updates, ids, index))
+        assert bits(found) == bits(expected)
+        assert bits(restored) == bits(state)
+        assert_checkpointable(state)
 
 
 @pytest.mark.parametrize(
@@ -473,15 +480,15 @@ def test_state_survives_a_checkpoint(chosen: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_what_a_checkpoint_cannot_keep_is_found(state: Any) -> None:
+def test_assert_checkpointable_finds_invalid_state(state: Any) -> None:
     with pytest.raises(AssertionError):
-        assert_can_be_kept(state)
-    assert_can_be_kept({3: (torch.zeros(2), [1, 2.0, None, True, {"a": "b"}])})
+        assert_checkpointable(state)
+    assert_checkpointable({3: (torch.zeros(2), [1, 2.0, None, True, {"a": "b"}])})
 
 
 @every_setting
-def test_memory_is_in_the_state_alone(chosen: dict[str, Any]) -> None:
-    """A round done twice from one state is one round: neither self nor the state is written."""
+def test_defense_keeps_no_state_outside_its_state(chosen: dict[str, Any]) -> None:
+    """Repeating a round from one state gives the same result and changes neither state nor self."""
     defense = DEFENSES.build(chosen)
     state = defense.init()
     for index, ids in enumerate(ROUNDS):
@@ -496,7 +503,7 @@ def test_memory_is_in_the_state_alone(chosen: dict[str, Any]) -> None:
 
 @every_setting
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 30])
-def test_a_warning_is_one_line_or_none(chosen: dict[str, Any], n: int) -> None:
+def test_warning_is_one_line_or_none(chosen: dict[str, Any], n: int) -> None:
     warning = DEFENSES.build(chosen).warning(n)
     assert warning is None or (warning and "\n" not in warning)
 
@@ -552,17 +559,17 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
         for value in values
     ],
 )
-def test_settings_out_of_range_are_refused(name: str, field: str, value: Any) -> None:
-    """In one line with the value, as from a YAML file or the command line."""
-    with pytest.raises(UserError, match=rf"\b{field}\b") as refused:
+def test_settings_out_of_range_are_rejected(name: str, field: str, value: Any) -> None:
+    """The error is one line that names the setting and its value."""
+    with pytest.raises(UserError, match=rf"\b{field}\b") as caught:
         DEFENSES.build({"name": name, field: value})
-    message = str(refused.value)
+    message = str(caught.value)
     assert "\n" not in message
     assert str(value) in message
 
 
-@pytest.mark.parametrize("name", DEFENSES_OF_THE_PAPER)
-def test_every_setting_has_values_out_of_range(name: str) -> None:
+@pytest.mark.parametrize("name", PAPER_DEFENSES)
+def test_every_setting_of_the_papers_defenses_is_validated(name: str) -> None:
     fields = {field.name for field in dataclasses.fields(DEFENSES.get(name))}  # type: ignore[arg-type]
     assert fields == set(OUT_OF_RANGE.get(name, {}))
 
@@ -572,7 +579,7 @@ PATCHES = (Patch(target=3, corner="top_left"), Patch(target=8, corner="bottom_ri
 
 
 def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Images no brighter than 200, so that any trigger of 255 shows, and labels of 10 classes."""
+    """Draw images with values up to 200, so that a trigger of 255 shows, and labels 0 to 9."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 201, (n, 1, 8, 8), generator=rng, dtype=torch.uint8)
     return x, torch.randint(0, 10, (n,), generator=rng)
@@ -583,7 +590,7 @@ def poisoning(pdr: float, slot: int = 0, seed: int = 0, backdoors: Any = PATCHES
 
 
 def attack_view(global_params: Tensor, n_malicious: int = 3) -> AttackView:
-    """With all that an attack can ask for."""
+    """Return a view with everything that an attack may request."""
     dtype = global_params.dtype
     return AttackView(
         index=0,
@@ -607,9 +614,11 @@ def changed(a: Tensor, b: Tensor) -> Tensor:
 @given(n=st.integers(1, 60), pdr=st.floats(0, 1), seed=st.integers(0, 1000))
 @example(n=7, pdr=0.0, seed=0)
 @example(n=7, pdr=1.0, seed=0)
-@example(n=5, pdr=0.5, seed=0)  # a half is rounded up
+@example(n=5, pdr=0.5, seed=0)  # halves round up
 @example(n=1, pdr=0.4999, seed=0)
-def test_poison(name: str, n: int, pdr: float, seed: int) -> None:
+def test_poison_changes_exactly_the_requested_share(
+    name: str, n: int, pdr: float, seed: int
+) -> None:
     attack = ATTACKS.get(name)()
     x, y = samples(n, seed)
     before = bits([x, y])
@@ -624,7 +633,7 @@ def test_poison(name: str, n: int, pdr: float, seed: int) -> None:
 
 
 @every_targeted
-def test_poison_depends_on_its_generator_alone(name: str) -> None:
+def test_poison_depends_only_on_its_generator(name: str) -> None:
     attack = ATTACKS.get(name)()
     x, y = samples(200)
     torch.manual_seed(1)
@@ -636,7 +645,7 @@ def test_poison_depends_on_its_generator_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["constrain_and_scale", "edge_case", "adaptive_baybfed"])
 @pytest.mark.parametrize("slot", range(5))
-def test_backdoors_are_dealt_out_by_slot(name: str, slot: int) -> None:
+def test_backdoors_are_assigned_by_slot(name: str, slot: int) -> None:
     attack = ATTACKS.get(name)()
     x, y = samples(50)
     poisoned_x, poisoned_y = attack.poison(x, y, poisoning(0.4, slot, backdoors=PATCHES))
@@ -649,7 +658,7 @@ def test_backdoors_are_dealt_out_by_slot(name: str, slot: int) -> None:
 @every_attack
 @pytest.mark.parametrize("moved", [True, False], ids=["away", "at_global"])
 def test_objective_is_differentiable(name: str, moved: bool) -> None:
-    """Also at the first step, when the parameters are the global ones."""
+    """Also at the first step, where parameters equal the global ones."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     layout = ParameterLayout(network)
@@ -672,26 +681,28 @@ def test_objective_is_differentiable(name: str, moved: bool) -> None:
 
 @every_attack
 @every_dtype
-def test_craft(name: str, dtype: torch.dtype) -> None:
-    """Neither what is given to an attack is written to, nor anybody else's random numbers drawn."""
+def test_craft_is_deterministic_and_leaves_inputs_unchanged(name: str, dtype: torch.dtype) -> None:
+    """It does not use global random generators, either."""
     attack = ATTACKS.get(name)()
     update = honest(1)[0].to(dtype)
     view = attack_view(noise(SMALL.n_params, seed=1).to(dtype))
     before = bits([update, view.global_params, view.clean_update])
-    others = global_generators()
+    generators = global_generators()
     sent = attack.craft(update, view)
     assert bits([update, view.global_params, view.clean_update]) == before
     assert (sent.shape, sent.dtype) == (update.shape, dtype)
     assert sent.isfinite().all()
     again = attack.craft(update, attack_view(view.global_params))
     assert bits(again) == bits(sent)
-    assert global_generators() == others
+    assert global_generators() == generators
 
 
 @every_attack
 @every_dtype
 @pytest.mark.parametrize("n_malicious", [1, 3, 9, 10])
-def test_collude(name: str, n_malicious: int, dtype: torch.dtype) -> None:
+def test_collude_is_valid_and_leaves_inputs_unchanged(
+    name: str, n_malicious: int, dtype: torch.dtype
+) -> None:
     attack = ATTACKS.get(name)()
     updates = honest(n_malicious).to(dtype)
     view = attack_view(noise(SMALL.n_params, seed=1).to(dtype), n_malicious)
@@ -705,7 +716,7 @@ def test_collude(name: str, n_malicious: int, dtype: torch.dtype) -> None:
 
 
 @every_attack
-def test_project_changes_nothing_but_the_parameters(name: str) -> None:
+def test_project_changes_only_the_parameters(name: str) -> None:
     params = [nn.Parameter(part.clone()) for part in honest(1)[0].split([30, 23])]
     view = attack_view(noise(SMALL.n_params, seed=1))
     before = bits([view.global_params, view.clean_update])
@@ -718,18 +729,18 @@ def test_project_changes_nothing_but_the_parameters(name: str) -> None:
 
 
 @every_attack
-def test_what_an_attack_plants(name: str) -> None:
-    """Targeted ones have a backdoor, none of the others is measured by one, but for `none`."""
-    planted = ATTACKS.get(name)().backdoor_settings([{"name": "patch"}])
-    assert bool(planted) == (name in TARGETED or name == "none")
-    for backdoor in planted:
+def test_targeted_attacks_and_none_have_backdoors(name: str) -> None:
+    """Untargeted attacks have none. `none` has one, so that BA is measured without an attack."""
+    backdoors = ATTACKS.get(name)().backdoor_settings([{"name": "patch"}])
+    assert bool(backdoors) == (name in TARGETED or name == "none")
+    for backdoor in backdoors:
         BACKDOORS.build(backdoor)
 
 
 @every_targeted
-def test_a_targeted_attack_without_a_backdoor_is_refused(name: str) -> None:
+def test_targeted_attack_without_a_backdoor_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="backdoors must be one"):
-        ATTACKS.get(name)().check([], Spec("made", (1, 28, 28), 10))
+        ATTACKS.get(name)().check([], Spec("images", (1, 28, 28), 10))
 
 
 @every_targeted
@@ -742,22 +753,22 @@ def test_a_targeted_attack_without_a_backdoor_is_refused(name: str) -> None:
         *[("lr_decay_at", value) for value in ([1.5], [0.2, -0.1], [math.nan])],
     ],
 )
-def test_attackers_training_is_checked(name: str, setting: str, value: Any) -> None:
-    assert_refused(name, setting, value)
+def test_training_settings_of_attacks_are_validated(name: str, setting: str, value: Any) -> None:
+    assert_rejected(name, setting, value)
 
 
 @pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("value", [0, -1.5, "bound", "2", math.nan, math.inf])
-def test_gamma_is_checked(name: str, value: Any) -> None:
-    assert_refused(name, "gamma", value)
+def test_gamma_is_validated(name: str, value: Any) -> None:
+    assert_rejected(name, "gamma", value)
 
 
-def assert_refused(name: str, setting: str, value: Any) -> None:
-    """The attack refuses the setting in one line that names it and its value."""
-    with pytest.raises(UserError, match=rf"{setting}\b.*") as refused:
+def assert_rejected(name: str, setting: str, value: Any) -> None:
+    """The error is one line that names the setting and its value."""
+    with pytest.raises(UserError, match=rf"{setting}\b.*") as caught:
         ATTACKS.build({"name": name, setting: value})
-    assert str(value) in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert str(value) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 CONF = Path(importlib.import_module("fedbench.conf").__path__[0])
@@ -765,7 +776,7 @@ CONF = Path(importlib.import_module("fedbench.conf").__path__[0])
 
 @functools.cache
 def composed(kind: str, name: str) -> dict[str, Any]:
-    """The group `kind` as `python -m fedbench kind=name` gets it."""
+    """Compose the config group `kind` as `python -m fedbench kind=name` does."""
     register_schema()
     with initialize_config_module("fedbench.conf", version_base="1.3"):
         config = compose("config", overrides=[f"{kind}={name}"])
@@ -775,7 +786,7 @@ def composed(kind: str, name: str) -> dict[str, Any]:
 
 
 def in_tree(kind: str) -> set[str]:
-    """Names of plugins that come with fedbench: an installed one brings its own configuration."""
+    """Names of plugins that ship with fedbench; installed ones have config files elsewhere."""
     registry = REGISTRIES[kind]
     return {
         name for name in registry.names() if registry.get(name).__module__.startswith("fedbench.")
@@ -783,32 +794,32 @@ def in_tree(kind: str) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", REGISTRIES)
-def test_configuration_files_are_the_registered_names(kind: str) -> None:
+def test_config_files_match_the_registered_names(kind: str) -> None:
     files = {path.stem for path in (CONF / kind).glob("*.yaml")}
     assert files - VARIANTS.get(kind, set()) == in_tree(kind)
 
 
 @pytest.mark.parametrize("kind", ["defense", "attack"])
-def test_files_are_the_registered_names(kind: str) -> None:
+def test_files_match_the_registered_names(kind: str) -> None:
     folder = Path(importlib.import_module(f"fedbench.{kind}s").__path__[0])
     assert {path.stem for path in folder.glob("[!_]*.py")} == in_tree(kind)
 
 
 @pytest.mark.parametrize(("kind", "name"), PLUGINS)
-def test_a_plugin_lives_in_the_file_of_its_name(kind: str, name: str) -> None:
+def test_plugin_is_defined_in_the_file_of_its_name(kind: str, name: str) -> None:
     cls = REGISTRIES[kind].get(name)
     assert cls.__module__.rpartition(".")[2] == name
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOICES)
-def test_yaml_says_its_name(kind: str, name: str) -> None:
+def test_yaml_contains_the_plugins_name(kind: str, name: str) -> None:
     text = yaml.safe_load((CONF / kind / f"{name}.yaml").read_text("utf-8"))
     assert text.get(kind, text)["name"] == name
     assert composed(kind, name)["name"] == name
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOICES)
-def test_yaml_holds_every_setting_at_its_default(kind: str, name: str) -> None:
+def test_yaml_contains_every_setting_with_its_default(kind: str, name: str) -> None:
     cls = REGISTRIES[kind].get(name)
     defaults = OmegaConf.to_container(OmegaConf.structured(cls))
     given = {key: value for key, value in composed(kind, name).items() if key != "name"}
@@ -816,16 +827,16 @@ def test_yaml_holds_every_setting_at_its_default(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOICES)
-def test_a_plugin_is_a_frozen_dataclass_with_a_docstring(kind: str, name: str) -> None:
+def test_plugin_is_a_frozen_dataclass_with_a_docstring(kind: str, name: str) -> None:
     cls = REGISTRIES[kind].get(name)
     assert dataclasses.is_dataclass(cls)
     assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    signature = f"{cls.__name__}("  # what a dataclass without a docstring gets for one
+    signature = f"{cls.__name__}("  # start of the docstring that dataclass generates
     assert kind == "tracker" or not (cls.__doc__ or signature).startswith(signature)
 
 
 @pytest.mark.parametrize("name", BACKDOORS.names())
-def test_a_backdoor_is_a_plugin_as_others_are(name: str) -> None:
+def test_backdoor_is_a_documented_frozen_dataclass(name: str) -> None:
     cls = BACKDOORS.get(name)
     module = importlib.import_module(cls.__module__)
     assert module.__name__ == f"fedbench.backdoors.{name}"
@@ -836,7 +847,7 @@ def test_a_backdoor_is_a_plugin_as_others_are(name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), PLUGINS)
-def test_a_plugin_links_to_its_paper(kind: str, name: str) -> None:
+def test_plugin_links_to_its_paper(kind: str, name: str) -> None:
     cls = REGISTRIES[kind].get(name)
     module = importlib.import_module(cls.__module__)
     assert module.__doc__
