@@ -26,7 +26,7 @@ MAX_CLIENTS, MAX_CLASSES = 100, 20  # columns and rows of the heat map
 MAX_NAME = 48  # characters of a class name
 WIDTH, NARROWEST, WIDEST = 10.5, 0.17, 0.8  # inches: all columns, one column at least and at most
 ROW, BARS, GAP = 0.24, 0.45, 0.05  # inches: height of a row, of the bars, and between them
-SIZES = (9, 8, 7, 6, 5)  # points: fonts for numbers
+SMALLEST, LARGEST = 4.4, 9  # points: font size of numbers
 SHADES = "#e2edf8", "#5089c0", "#0a2a5c"  # few to many labels, evenly spaced in lightness
 EMPTY, BAR, MALICIOUS_BAR = "#f2f2f2", "#b9bfc9", "#e08a97"
 DARK = 0.55  # fraction of the largest count above which numbers are white
@@ -70,9 +70,8 @@ def count_labels(labels: Tensor, shards: Sequence[Tensor], n_classes: int) -> Te
 
 def class_names(dataset: Dataset) -> dict[int, str]:
     """Map class numbers to names; empty if classes have numbers only."""
-    if isinstance(dataset, Sequences):
-        return {number: word for word, number in dataset.vocabulary.items()}
-    return {}
+    symbols = dataset.vocabulary if isinstance(dataset, Sequences) else {}
+    return {number: symbol for symbol, number in symbols.items()}
 
 
 def write_partition_figure(
@@ -119,7 +118,7 @@ def partition_figure(
     cells = figure.add_axes((0, 0, 1, top), xlim=(0, n), ylim=(n_rows + n_below, 0))
     scale = figure.add_axes((1 + 0.2 / width, bottom, 0.13 / width, top - bottom))
     bars.set_title(printable(title), loc="left", size=13, weight="bold", pad=36)
-    bars.text(0, 1 + 0.3 / BARS, printable(subtitle), size=9, color=GRAY, transform=bars.transAxes)
+    bars.text(0, 1 + 0.3 / BARS, printable(subtitle), color=GRAY, transform=bars.transAxes)
     _draw_totals(bars, table.totals.tolist(), malicious)
     _draw_counts(cells, table, scale)
     _draw_clients(cells, n_rows + n_below - 1, n, malicious)
@@ -130,10 +129,10 @@ def _draw_totals(axes: Axes, totals: Sequence[int], malicious: Collection[int]) 
     clients, most = range(len(totals)), max(*totals, 1)
     colors = [MALICIOUS_BAR if client in malicious else BAR for client in clients]
     axes.bar(clients, totals, 1, align="edge", color=colors, ec="white")
-    _write_numbers(axes, totals, clients, [n + 0.17 * most for n in totals], [GRAY] * len(totals))
+    _write_numbers(axes, totals, clients, [n + 0.19 * most for n in totals], [GRAY] * len(totals))
     axes.set_ylim(0, most)
     axes.set_axis_off()
-    axes.text(0, 0, "total ", size=9, color=GRAY, ha="right")
+    axes.text(0, 0, "total ", color=GRAY, ha="right")
 
 
 def _draw_counts(axes: Axes, table: LabelCounts, scale: Axes) -> None:
@@ -146,7 +145,6 @@ def _draw_counts(axes: Axes, table: LabelCounts, scale: Axes) -> None:
     mesh = axes.pcolormesh(present, cmap=color_map(), vmin=0, vmax=most, edgecolors="white")
     bar = scale.figure.colorbar(mesh, scale, ticks=MaxNLocator(5, integer=True))
     bar.outline.set_visible(False)
-    scale.tick_params(labelsize=8, labelcolor=GRAY, length=0)
     rows, clients = counts.nonzero()
     numbers = counts[rows, clients].tolist()
     colors = ["white" if number > DARK * most else BLACK for number in numbers]
@@ -156,9 +154,7 @@ def _draw_counts(axes: Axes, table: LabelCounts, scale: Axes) -> None:
         # Not shaded: the sum of all other classes would dwarf the classes above.
         names[n_rows + 0.75] = "others"
         _write_numbers(axes, table.others.tolist(), range(n), [n_rows + 0.75] * n, [GRAY] * n)
-    axes.set_yticks([*names], [*names.values()], size=9)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    axes.set_yticks([*names], [*names.values()])
 
 
 def _draw_clients(axes: Axes, top: float, n: int, malicious: Collection[int]) -> None:
@@ -169,8 +165,7 @@ def _draw_clients(axes: Axes, top: float, n: int, malicious: Collection[int]) ->
     for client in sorted({*malicious} & {*range(n)}):
         axes.add_patch(Rectangle((client, top), 1, 0.86, fc=RED, ec="white"))
     _write_numbers(axes, range(n), range(n), [top + 0.43] * n, colors)
-    axes.set_xticks([])
-    axes.text(0, top + 0.43, "client ", size=9, color=GRAY, ha="right", va="center")
+    axes.text(0, top + 0.43, "client ", color=GRAY, ha="right", va="center")
     handles = [Patch(color=EMPTY, label="none")]
     if "white" in colors:
         handles.append(Patch(color=RED, label="malicious client"))
@@ -184,31 +179,32 @@ def _write_numbers(
     y: Sequence[float],
     colors: Sequence[str],
 ) -> None:
-    """Write numbers in the middle of columns, all in one size, where they fit."""
+    """Write numbers in the middle of columns: exact, else rounded, else none if too wide."""
     from matplotlib.collections import PathCollection
     from matplotlib.textpath import TextPath
     from matplotlib.transforms import Affine2D
 
-    width = 72 * _column_width(int(axes.get_xlim()[1])) - 1  # points
-    longest = "8" * max((len(str(number)) for number in numbers), default=0)
-    size = next((size for size in SIZES if text_width(longest) * size <= width), SIZES[-1])
-    written = [fitting_number(number, width / size) for number in numbers]
-    # Centered on the origin, in em; digits are 0.73 em high.
-    outlines = {t: TextPath((-text_width(t) / 2, -0.365), t, 1) for t in {*written} - {""}}
-    shown = [i for i, text in enumerate(written) if text]
-    if not shown:
+    width = 72 * _column_width(int(axes.get_xlim()[1])) - 2.5  # points
+    for write in (str, short_number):
+        texts = [write(number) for number in numbers]
+        size = min(width / max(map(text_width, texts), default=1), LARGEST)
+        if size >= SMALLEST:
+            break
+    else:
         return
+    # Centered on the origin, in em; digits are 0.73 em high.
+    paths = {text: TextPath((-text_width(text) / 2, -0.365), text, 1) for text in {*texts}}
     # One collection of outlines: thousands of text objects would take seconds.
-    collection = PathCollection(
-        [outlines[written[i]] for i in shown],
-        offsets=[(columns[i] + 0.5, y[i]) for i in shown],
+    outlines = PathCollection(
+        [paths[text] for text in texts],
+        offsets=[(column + 0.5, height) for column, height in zip(columns, y, strict=True)],
         offset_transform=axes.transData,
         transform=Affine2D().scale(size / 72) + axes.figure.dpi_scale_trans,
-        facecolors=[colors[i] for i in shown],
+        facecolors=colors,
         linewidths=0,
         clip_on=False,  # totals stand above the bars
     )
-    axes.add_collection(collection, autolim=False)
+    axes.add_collection(outlines, autolim=False)
 
 
 def text_width(text: str) -> float:
@@ -225,12 +221,6 @@ def color_map() -> Colormap:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("labels", SHADES).with_extremes(bad=EMPTY)
-
-
-def fitting_number(number: int, width: float) -> str:
-    """Format a number for a width in em: exact, rounded, or empty if neither fits."""
-    texts = (str(number), short_number(number))
-    return next((text for text in texts if text_width(text) <= width), "")
 
 
 def short_number(number: int) -> str:

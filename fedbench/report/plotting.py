@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedbench.results.storage import write_atomically
 
@@ -22,13 +22,14 @@ BLACK, GRAY, RED = "#181818", "#686868", "#c8102e"  # red marks the attacker
 SANS, MONO = "DejaVu Sans", "DejaVu Sans Mono"  # both ship with matplotlib
 STYLE = {
     "font.family": SANS,
+    "font.size": 9,
     "text.color": BLACK,
     "text.parse_math": False,  # a `$` is a `$`
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "legend.labelcolor": GRAY,
-    "legend.handlelength": 1.2,
-    "legend.borderpad": 0,
+    **dict.fromkeys(("xtick.bottom", "xtick.labelbottom"), False),
+    **{f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")},
+    **{"ytick.major.size": 0, "ytick.labelsize": 9},
+    **{"legend.frameon": False, "legend.labelcolor": GRAY, "legend.handlelength": 1.2},
+    **{"savefig.dpi": DPI, "savefig.bbox": "tight", "savefig.pad_inches": 0.2},
 }
 
 
@@ -50,13 +51,7 @@ def plot_style() -> Iterator[None]:
 @plot_style()
 def save_png(figure: Figure, path: Path) -> None:
     """Write a figure atomically; the page fits the figure's contents."""
-    options: dict[str, Any] = {
-        "format": "png",
-        "dpi": DPI,
-        "bbox_inches": "tight",
-        "pad_inches": 0.2,
-    }
-    write_atomically(path, lambda file: figure.savefig(file, **options))
+    write_atomically(path, figure.savefig)
 
 
 def printable(text: str, limit: int | None = None) -> str:

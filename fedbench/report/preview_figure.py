@@ -22,18 +22,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TITLE, CAPTION = 44, 160  # height of the title; width of a caption
+TITLE, CAPTION = 44, 166  # height of the title; width of a caption, with room for an ellipsis
 CAPTION_CHARACTERS, CAPTION_LINE = 29, 11.5  # characters in a line of a caption; its height
 IMAGE, IMAGE_GAP, LABEL = 64, 7, 27  # longest side of enlarged images; space beside and below
 LINE, MIN_ROW, ROW_GAP = 15, 75, 22  # height of a line of symbols, of a row; space below a row
 FONT = 8.5  # size of symbols
 CHARACTER = 0.602 * FONT  # width in the monospaced font
-LINE_WIDTH, ARROW = 112 * CHARACTER, 20  # longest line of symbols; width of the arrow after it
-CELL, CELL_GAP = 17, 2
+LINE_WIDTH = 113 * CHARACTER
 WORD_CHARACTERS, NAME_CHARACTERS = 20, 55  # longest word in a line, longest name in the list
 LONG_NAME = 12  # median length, in characters, from which on symbols become cells
-LIST_COLUMNS = 3
-NOT_SCORED = "not scored"
 FRAME = "#9a9a9a"
 # Paul Tol's "light" scheme, made for black text and color-blind readers, without its reds.
 CELL_COLORS = ("#77aadd", "#eedd88", "#dddddd", "#bbcc33", "#99ddff", "#44bb99", "#aaaa00")
@@ -110,7 +107,7 @@ def sequence_figure(title: str, rows: Sequence[PreviewRow[LabeledSequence]]) -> 
     figure, axes = _page(title, subtitle)
     shown = [sequence for row in rows for sequence in row.samples if sequence is not None]
     writer = SymbolWriter(axes, number_symbols(shown))
-    end = CAPTION + min(max(map(writer.length, shown)), LINE_WIDTH)
+    end = CAPTION + min(max(sum(map(writer.advance, s.symbols)) for s in shown), LINE_WIDTH)
     top: float = TITLE
     for row in rows:
         height = max(len(row.samples) * LINE, MIN_ROW)
@@ -119,7 +116,7 @@ def sequence_figure(title: str, rows: Sequence[PreviewRow[LabeledSequence]]) -> 
             if sequence is not None:
                 writer.write_sequence(sequence, end, top + 5.5 + i * LINE)
         top += height + ROW_GAP
-    writer.write_list(top)
+    writer.write_list(top + 8)
     return figure
 
 
@@ -130,35 +127,25 @@ class SymbolWriter:
     axes: Axes
     numbers: Mapping[str, int]  # symbol -> number in its cell
 
-    @property
-    def gap(self) -> float:
-        """Space between symbols."""
-        return CELL_GAP if self.numbers else CHARACTER
-
-    def width(self, symbol: str) -> float:
-        """Width of a symbol."""
-        return CELL if self.numbers else CHARACTER * len(printable(symbol, WORD_CHARACTERS))
-
-    def length(self, sequence: LabeledSequence) -> float:
-        """Width of a whole sequence."""
-        return sum(self.width(symbol) + self.gap for symbol in sequence.symbols) - self.gap
+    def advance(self, symbol: str) -> float:
+        """Width of a symbol with the space after it."""
+        n = 3 if self.numbers else len(printable(symbol, WORD_CHARACTERS))
+        return CHARACTER * (n + 1)
 
     def write_sequence(self, sequence: LabeledSequence, end: float, y: float) -> None:
         """Write a sequence from right to left, as far as there is room, and what follows it."""
-        right = end
-        symbols = zip(reversed(sequence.symbols), reversed(sequence.changed), strict=True)
-        for symbol, changed in symbols:
-            left = right - self.width(symbol)
+        left = end
+        for symbol, changed in zip(sequence.symbols[::-1], sequence.changed[::-1], strict=True):
+            left -= self.advance(symbol)
             if left < CAPTION - 0.1:  # tolerate rounding: the longest line fits exactly
-                self._write_text("…", right, y, GRAY, ha="right")
+                self._write("…", left + self.advance(symbol) - 2 * CHARACTER, y, color=GRAY)
                 break
             self.write(symbol, left, y, changed)
-            right = left - self.gap
-        self._write_text("→", end + ARROW / 2, y, GRAY, ha="center")
+        self._write("→", end + CHARACTER / 2, y, color=GRAY)
         if sequence.label is None:
-            self._write_text(NOT_SCORED, end + ARROW, y, GRAY)
+            self._write("not scored", end + 3 * CHARACTER, y, color=GRAY)
         else:
-            self.write(sequence.label, end + ARROW, y, sequence.poisoned)
+            self.write(sequence.label, end + 3 * CHARACTER, y, sequence.poisoned)
 
     def write(self, symbol: str, left: float, y: float, by_attacker: bool = False) -> None:
         """Write a symbol; the attacker's words are red and bold, the cells framed in red."""
@@ -166,39 +153,36 @@ class SymbolWriter:
 
         weight = "bold" if by_attacker else "normal"
         if not self.numbers:
-            color = RED if by_attacker else BLACK
-            self._write_text(printable(symbol, WORD_CHARACTERS), left, y, color, weight=weight)
-            return
-        number = self.numbers[symbol]
-        cell = Rectangle((left, y - LINE / 2 + 0.5), CELL, LINE - 1, clip_on=False)
-        cell.set(fc=(CELL_COLORS[(number - 1) % len(CELL_COLORS)], 0.6), ec=FRAME, lw=0.5)
-        if by_attacker:
-            cell.set(ec=RED, lw=1.5)
-        self.axes.add_patch(cell)
-        self._write_text(str(number), left + CELL / 2, y, weight=weight, ha="center")
+            color, word = RED if by_attacker else BLACK, printable(symbol, WORD_CHARACTERS)
+            self._write(word, left, y, color=color, weight=weight)
+        else:
+            number = self.numbers[symbol]
+            self._write(str(number), left + 1.5 * CHARACTER, y, weight=weight, ha="center")
+            fill = CELL_COLORS[(number - 1) % len(CELL_COLORS)], 0.6  # with opacity
+            corner = left - CHARACTER / 4, y - LINE / 2 + 0.5
+            edge, width = (RED, 1.5) if by_attacker else (FRAME, 0.5)
+            cell = Rectangle(corner, 3.5 * CHARACTER, LINE - 1, fc=fill, ec=edge, lw=width)
+            self.axes.add_patch(cell).set_clip_on(False)
 
     def write_list(self, top: float) -> None:
-        """Name the symbols of all cells, in columns."""
-        if not self.numbers:
-            return
+        """Name the symbols of all cells, in three columns."""
         names = [printable(symbol, NAME_CHARACTERS) for symbol in self.numbers]
-        column = CELL + 30 + max(map(len, names)) * CHARACTER
-        n_lines = math.ceil(len(names) / LIST_COLUMNS)
-        self.axes.text(0, top + 8, "Symbols, most frequent first", size=10, weight="bold")
+        column = CHARACTER * (max(map(len, names), default=0) + 8)
+        n_lines = math.ceil(len(names) / 3)
+        if names:
+            self.axes.text(0, top, "Symbols, most frequent first", size=10, weight="bold")
         for i, (symbol, name) in enumerate(zip(self.numbers, names, strict=True)):
-            left, y = i // n_lines * column, top + 8 + (i % n_lines + 1) * LINE
+            left, y = i // n_lines * column, top + (i % n_lines + 1) * LINE
             self.write(symbol, left, y)
-            self._write_text(name, left + CELL + 6, y)
+            self._write(name, left + 5 * CHARACTER, y)
 
-    def _write_text(self, text: str, x: float, y: float, color: str = BLACK, **style: Any) -> None:
-        self.axes.text(
-            x, y, text, size=FONT, color=color, family=MONO, va="center_baseline", **style
-        )
+    def _write(self, text: str, left: float, y: float, **style: Any) -> None:
+        self.axes.text(left, y, text, size=FONT, family=MONO, va="center_baseline", **style)
 
 
 def number_symbols(sequences: Sequence[LabeledSequence]) -> dict[str, int]:
     """Number the visible symbols by frequency, from 1 on; empty if most names are short."""
-    n_visible = int(LINE_WIDTH // (CELL + CELL_GAP))
+    n_visible = int(LINE_WIDTH // (4 * CHARACTER))
     seen = Counter(symbol for sequence in sequences for symbol in sequence.symbols[-n_visible:])
     seen.update(sequence.label for sequence in sequences if sequence.label is not None)
     if statistics.median(map(len, seen)) < LONG_NAME:

@@ -17,21 +17,16 @@ from fedbench.backdoor import BackdoorSamples, PreparedBackdoor, settings_of
 from fedbench.data import Dataset
 from fedbench.metrics import IGNORED, EvaluationSet
 from fedbench.plan import Plan
+from fedbench.report import preview_figure
 from fedbench.report.partition_figure import class_names
-from fedbench.report.preview_figure import (
-    LabeledImage,
-    LabeledSequence,
-    PreviewRow,
-    T,
-    image_figure,
-    sequence_figure,
-)
+from fedbench.report.preview_figure import LabeledImage, LabeledSequence, PreviewRow, T
 from fedbench.rng import generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 N_COMPARED = 100  # samples on which the poisoning of two clients is compared
+Sample = tuple[Tensor, Tensor]  # x and y
 
 
 class SamplePreview(ABC, Generic[T]):
@@ -57,7 +52,7 @@ class SamplePreview(ABC, Generic[T]):
         """Show a clean sample with its label."""
 
     @abstractmethod
-    def _poisoned(self, x: Tensor, y: Tensor, clean: tuple[Tensor, Tensor] | None = None) -> T:
+    def _poisoned(self, x: Tensor, y: Tensor, clean: Sample | None = None) -> T:
         """Show a poisoned sample with the attacker's label; `clean` is what it was made from."""
 
     def rows(self, n: int) -> list[PreviewRow[T]]:
@@ -139,7 +134,7 @@ class SamplePreview(ABC, Generic[T]):
         held = torch.cat([self.shards[self.malicious[slot]] for slot in slots])
         return held[self._shuffled_by_class(self.dataset.y_train[held])]
 
-    def _poison(self, samples: Tensor, slot: int) -> tuple[Tensor, Tensor]:
+    def _poison(self, samples: Tensor, slot: int) -> Sample:
         x, y = self.dataset.x_train[samples], self.dataset.y_train[samples]
         poisoning = Poisoning(slot, self.backdoors, 1.0, self.dataset.n_classes, self._rng())
         return self.plan.attack.poison(x, y, poisoning)
@@ -161,14 +156,12 @@ class ImagePreview(SamplePreview[LabeledImage]):
     """Images with their labels."""
 
     def figure(self, title: str, n: int) -> Figure:
-        return image_figure(title, self.rows(n))
+        return preview_figure.image_figure(title, self.rows(n))
 
     def _clean(self, x: Tensor, y: Tensor) -> LabeledImage:
         return LabeledImage(x, str(int(y)), poisoned=False)
 
-    def _poisoned(
-        self, x: Tensor, y: Tensor, clean: tuple[Tensor, Tensor] | None = None
-    ) -> LabeledImage:
+    def _poisoned(self, x: Tensor, y: Tensor, clean: Sample | None = None) -> LabeledImage:
         """Show the true label, if known, and the attacker's."""
         true = self._replacement_labels.get(_bytes(x), "" if clean is None else str(int(clean[1])))
         return LabeledImage(x, f"{true} → {int(y)}".lstrip(), poisoned=True)
@@ -187,14 +180,12 @@ class SequencePreview(SamplePreview[LabeledSequence]):
     """Sequences with the names of their symbols."""
 
     def figure(self, title: str, n: int) -> Figure:
-        return sequence_figure(title, self.rows(n))
+        return preview_figure.sequence_figure(title, self.rows(n))
 
     def _clean(self, x: Tensor, y: Tensor) -> LabeledSequence:
         return LabeledSequence(self._names(x), [False] * len(x), self._label(y), poisoned=False)
 
-    def _poisoned(
-        self, x: Tensor, y: Tensor, clean: tuple[Tensor, Tensor] | None = None
-    ) -> LabeledSequence:
+    def _poisoned(self, x: Tensor, y: Tensor, clean: Sample | None = None) -> LabeledSequence:
         if clean is None or _bytes(x) in self._replacements:
             changed = [True] * len(x)
         else:

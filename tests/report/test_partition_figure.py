@@ -41,7 +41,6 @@ from fedbench.report.partition_figure import (
     LabelCounts,
     color_map,
     count_labels,
-    fitting_number,
     label_counts,
     partition_figure,
     partition_title,
@@ -80,7 +79,7 @@ def written(axes: Axes, expected: Iterable[int]) -> dict[tuple[int, float], tupl
         }
     found = {}
     for collection in axes.collections:
-        if isinstance(collection, PathCollection):
+        if isinstance(collection, PathCollection) and collection.get_paths():
             colors = collection.get_facecolors()
             places = collection.get_offsets()
             for path, (x, y), color in zip(collection.get_paths(), places, colors, strict=True):
@@ -311,11 +310,14 @@ def test_numbers_are_rounded_or_left_out_where_room_is_short(n: int, text: str |
     assert numbers.get((50, 0.5), (None,))[0] == text
 
 
-def test_numbers_fit_the_width() -> None:
-    assert fitting_number(1234, 2.6) == "1234"
-    assert fitting_number(1234, 2.5) == "1.2k"
-    assert fitting_number(1234, 2.0) == ""
-    assert fitting_number(123, 1.5) == ""
+def test_numbers_of_a_row_share_one_format() -> None:
+    """All exact, all rounded, or, if one does not fit even then, none."""
+    _, cells, _ = draw(table([[7, 1_000_000] * 50])).axes
+    numbers = written(cells, [7, 1_000_000, *range(100)])
+    assert [numbers.get((column, 0.5), (None,))[0] for column in (0, 1)] == [None, None]
+    _, cells, _ = draw(table([[7, 1_234] * 50])).axes
+    numbers = written(cells, [7, 1_234, *range(100)])
+    assert [numbers[column, 0.5][0] for column in (0, 1)] == ["7", "1.2k"]
 
 
 def test_widths_are_those_of_the_font() -> None:

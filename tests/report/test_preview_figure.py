@@ -19,9 +19,7 @@ from PIL import Image
 from fedbench.report.plotting import BLACK, GRAY, MONO, RED, save_png
 from fedbench.report.preview_figure import (
     CAPTION,
-    CELL,
     CELL_COLORS,
-    CELL_GAP,
     CHARACTER,
     LINE,
     LINE_WIDTH,
@@ -37,8 +35,9 @@ from fedbench.report.preview_figure import (
     sequence_figure,
 )
 
-N_VISIBLE = int(LINE_WIDTH // (CELL + CELL_GAP))  # cells in a line
-FULL = CAPTION + LINE_WIDTH  # where the longest lines end
+CELL = 3.5 * CHARACTER
+N_VISIBLE = int(LINE_WIDTH // (4 * CHARACTER))  # cells in a line
+FULL = CAPTION + LINE_WIDTH - CHARACTER  # where the longest lines end
 
 
 def sequence(symbols: Sequence[str], marked: int = 0, label: str | None = "end") -> LabeledSequence:
@@ -75,7 +74,7 @@ def line(figure: Figure, i: int = 0) -> list[Text]:
     """The texts of a line of symbols, from left to right, without captions."""
     y = TITLE + 5.5 + i * LINE
     found = [
-        t for t in texts(figure) if t.get_position()[1] == y and t.get_position()[0] > CAPTION - 1
+        t for t in texts(figure) if t.get_position()[1] == y and t.get_position()[0] > CAPTION / 2
     ]
     return sorted(found, key=lambda text: text.get_position()[0])
 
@@ -199,7 +198,7 @@ def test_the_end_of_a_long_line_is_visible_and_its_start_is_not() -> None:
     n = len(shown) - 2
     assert ellipsis == "…"
     assert shown == [*(f"w{i}" for i in range(300 - n, 300)), "→", "end"]
-    assert n == (LINE_WIDTH + CHARACTER) // (5 * CHARACTER)
+    assert n == LINE_WIDTH // (5 * CHARACTER)
     assert line(figure)[1].get_position()[0] >= CAPTION
     assert line(figure)[-3].get_position()[0] + 4 * CHARACTER == pytest.approx(FULL)
 
@@ -265,7 +264,7 @@ def test_long_names_become_cells_numbered_by_frequency() -> None:
 
 def test_cells_have_a_color_per_number_and_a_red_frame_if_the_attacker_s() -> None:
     figure = draw(sequence([packet(i) for i in (0, 0, 1)], marked=1, label=packet(2)))
-    in_line = [cell for cell in cells(figure) if cell.get_x() >= CAPTION and cell.get_y() < 60]
+    in_line = [cell for cell in cells(figure) if cell.get_x() > CAPTION - 9 and cell.get_y() < 60]
     in_line.sort(key=Rectangle.get_x)
     assert [to_hex(cell.get_facecolor()) for cell in in_line] == [
         CELL_COLORS[i] for i in (0, 0, 1, 2)
