@@ -39,7 +39,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.attack import ATTACKS, AttackView, BackdoorAttack, flat, l2_norm
+from fedbench.attack import ATTACKS, AttackView, BackdoorAttack, flat
 
 CONSTRAINTS = ("l2", "cosine")
 COSINE_WEIGHT = 1000.0
@@ -102,6 +102,6 @@ class ConstrainAndScale(ScaledBackdoorAttack):
     def anomaly(self, update: Tensor, view: AttackView) -> Tensor:
         """L_ano of the model w = G + update."""
         if self.constraint == "l2":
-            return l2_norm(update)
+            return torch.linalg.vector_norm(update)
         local = view.global_params + update
         return COSINE_WEIGHT * (1 - torch.cosine_similarity(local, view.global_params, dim=0))

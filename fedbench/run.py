@@ -44,7 +44,7 @@ def run(config: RunConfig) -> Record:
 
     if resources.in_sweep():
         exit_with_parent()
-    devices = _devices(plan, dataset, _n_last(plan) or resources.n_parallel())
+    devices = _devices(plan, dataset, _last_batch_size(plan) or resources.n_parallel())
     try:
         with resources.sweep_slot():
             _pretrain_on_more(plan, dataset)
@@ -73,7 +73,7 @@ def _devices(plan: Plan, dataset: Dataset, n_runs: int) -> int:
     )
 
 
-def _n_last(plan: Plan) -> int:
+def _last_batch_size(plan: Plan) -> int:
     """Number of runs in the sweep's last, partial batch if this run is one of them, else 0.
 
     These runs start more processes than they may use at first, and use them as other runs end.
@@ -129,7 +129,7 @@ def _lead_or_serve(
 
     try:
         ranks = RankGroup(plan.executor, build_simulation(plan, dataset.to(fabric.device), fabric))
-        if _n_last(plan):
+        if _last_batch_size(plan):
             ranks.available = partial(resources.units_available, "cpu", plan.executor.threads)
         if fabric.global_rank > 0:
             ranks.serve()

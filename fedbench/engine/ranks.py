@@ -6,7 +6,7 @@ import io
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -22,26 +22,8 @@ from fedbench.engine.transport import collective, send_to_rank_0
 from fedbench.errors import UserError
 from fedbench.metrics import accuracy
 
-
-@dataclass(frozen=True)
-class SetBackdoors:
-    backdoors: Sequence[PreparedBackdoor]
-
-
-@dataclass(frozen=True)
-class TrainRound:
-    round: Round
-    n_ranks: int  # that take part
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    params: Tensor  # [P]
-    buffers: Tensor  # [Q]
-    n_ranks: int
-
-
-Command = SetBackdoors | TrainRound | Evaluate | None  # None: stop
+T = TypeVar("T")
+Command = tuple[str, tuple[Any, ...]] | None  # method of RankGroup and its arguments; None: stop
 
 
 class ClientError(UserError):
@@ -73,36 +55,32 @@ class RankGroup:
         return f"{self.backend.name} on {n} {kind}{plural}"
 
     def set_backdoors(self, backdoors: Sequence[PreparedBackdoor]) -> None:
-        self._broadcast(SetBackdoors(tuple(backdoors)))
-        self.simulation.set_backdoors(backdoors)
+        self._on_all_ranks(self._set_backdoors, tuple(backdoors))
 
     def train(self, round_: Round) -> tuple[Tensor, Tensor]:
         """Updates [N, P] and buffers [N, Q] of the participants, in their order."""
-        command = TrainRound(round_, self._n_ranks())
-        self._broadcast(command)
-        return self._train_share(command)
+        return self._on_all_ranks(self._train_share, round_, self._n_ranks())
 
     def evaluate(self, params: Tensor, buffers: Tensor) -> list[float | None]:
         """Accuracy on each evaluation set: MA, then the BA of each backdoor."""
-        command = Evaluate(params, buffers, self._n_ranks())
-        self._broadcast(command)
-        counts = self._evaluate_share(command)
+        counts = self._on_all_ranks(self._evaluate_share, params, buffers, self._n_ranks())
         return [*map(accuracy, self.simulation.evaluator.sets, counts.tolist())]
 
     def serve(self) -> None:
         """Do this rank's share of every command until rank 0 stops."""
         while (command := self._broadcast(None)) is not None:
-            if isinstance(command, SetBackdoors):
-                self.simulation.set_backdoors(command.backdoors)
-            elif isinstance(command, Evaluate):
-                self._evaluate_share(command)
-            else:
-                with suppress(UserError):  # rank 0 raises and reports it
-                    self._train_share(command)
+            name, arguments = command
+            with suppress(UserError):  # rank 0 raises and reports it
+                getattr(self, name)(*arguments)
 
     def stop(self) -> None:
         """End `serve` on the other ranks."""
         self._broadcast(None)
+
+    def _on_all_ranks(self, share: Callable[..., T], *arguments: Any) -> T:
+        """Rank 0's result of a method that every rank calls."""
+        self._broadcast((share.__name__, arguments))
+        return share(*arguments)
 
     def _n_ranks(self) -> int:
         return min(self.available(), self.fabric.world_size)
@@ -121,11 +99,13 @@ class RankGroup:
         received: Command = torch.load(sent, map_location=self.fabric.device, weights_only=False)
         return received
 
-    def _evaluate_share(self, command: Evaluate) -> Tensor:
+    def _set_backdoors(self, backdoors: Sequence[PreparedBackdoor]) -> None:
+        self.simulation.set_backdoors(backdoors)
+
+    def _evaluate_share(self, params: Tensor, buffers: Tensor, n_ranks: int) -> Tensor:
         rank, evaluator = self.fabric.global_rank, self.simulation.evaluator
-        if rank < command.n_ranks:
-            model = command.params, command.buffers
-            counts = evaluator.count_correct(*model, rank, command.n_ranks)
+        if rank < n_ranks:
+            counts = evaluator.count_correct(params, buffers, rank, n_ranks)
         else:
             counts = torch.zeros(len(evaluator.sets), dtype=torch.long, device=self.fabric.device)
         if self.fabric.world_size > 1:
@@ -133,21 +113,21 @@ class RankGroup:
                 distributed.all_reduce(counts)
         return counts
 
-    def _train_share(self, command: TrainRound) -> tuple[Tensor, Tensor]:
+    def _train_share(self, round_: Round, n_ranks: int) -> tuple[Tensor, Tensor]:
         """Train this rank's clients; the result is complete on rank 0 only."""
-        round_, rank = command.round, self.fabric.global_rank
-        participants, data = round_.participants, self.simulation.data
-        costs = [data.cost(round_.index, participant) for participant in participants]
+        rank, participants = self.fabric.global_rank, round_.participants
+        costs = [self.simulation.data.cost(round_.index, p) for p in participants]
         groups = self.backend.groups(costs, [p.malicious for p in participants])
-        parts = balance([sum(costs[i] for i in group) for group in groups], command.n_ranks)
+        parts = balance([sum(costs[i] for i in group) for group in groups], n_ranks)
+        parts += [[]] * (self.fabric.world_size - n_ranks)
         clients = [[i for position in part for i in groups[position]] for part in parts]
-        own = range(len(participants)) if rank == 0 else sum(clients[rank : rank + 1], [])
+        own = range(len(participants)) if rank == 0 else clients[rank]
         updates = round_.params.new_empty(len(own), len(round_.params))
         buffers = round_.buffers.new_empty(len(own), len(round_.buffers))
         results = dict(zip(own, map(FlatModel, updates, buffers), strict=True))
         failure: UserError | None = None
         try:
-            for position in parts[rank] if rank < len(parts) else ():
+            for position in parts[rank]:
                 group = groups[position]
                 self._run_group(round_, group, [results[i] for i in group])
         except UserError as error:

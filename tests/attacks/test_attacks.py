@@ -13,7 +13,7 @@ from end_to_end import fedbench, result, rounds, run_folders, succeed, summary
 from torch import Tensor, nn
 from untargeted import Spy
 
-from fedbench.attack import ATTACKS, Attack, AttackView, Omniscient, Poisoning, l2_norm
+from fedbench.attack import ATTACKS, Attack, AttackView, Omniscient, Poisoning
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.metrics import stealth
@@ -288,13 +288,3 @@ def test_two_processes_give_the_same_bits_as_one(tmp_path: Path) -> None:
         found.append({run.name: result(run) for run in run_folders(tmp_path / out)})
     assert len(found[0]) == 4
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("values", [[3.0, -4.0], [0.0, 0.0], [1e-30, 2e19, 0.1]])
-def test_l2_norm_and_its_gradient_equal_torchs_to_the_bit(values: list[float]) -> None:
-    ours, theirs = (torch.tensor(values, requires_grad=True) for _ in range(2))
-    (0.3 * l2_norm(ours)).backward()
-    (0.3 * torch.linalg.vector_norm(theirs)).backward()
-    assert torch.equal(l2_norm(ours), torch.linalg.vector_norm(theirs))
-    assert ours.grad is not None
-    assert torch.equal(ours.grad, theirs.grad)
