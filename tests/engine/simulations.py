@@ -1,0 +1,51 @@
+"""Helpers for tests of the engine: attacks, settings, and the updates of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedbench.engine.executors import Executor
+from fedbench.engine.ranks import RankGroup
+from fedbench.engine.selection import Round
+from fedbench.engine.simulation import Simulation
+
+MakeSimulation = Callable[..., Simulation]
+
+# Together, these attacks use everything that an attack may change in a local training.
+ATTACK_SETTINGS: dict[str, dict[str, Any]] = {
+    "constrain_and_scale": {"alpha": 0.5, "epochs": 3, "gamma": "bounded"},
+    "edge_case": {"backdoors": ["patch"], "lr": 0.02, "lr_decay": 0.1, "lr_decay_at": [0.5]},
+    "adaptive_baybfed": {"epochs": 2},
+    "gaussian": {},
+    "none": {},
+}
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"partition": "dirichlet", "dirichlet_alpha": 0.3},  # clients of very different sizes
+    {"clip_grad": 0.3, "weight_decay": 0.01},
+    {"momentum": 0.0, "local_epochs": 3, "batch_size": 7},
+]
+
+
+class DataDependent(nn.Module):
+    """Runs different operations on different samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def first_round(simulation: Simulation) -> Round:
+    layout = simulation.replica.layout
+    participants = simulation.selection.select(0)
+    return Round(0, participants, layout.read_params(), layout.read_buffers())
+
+
+def updates_of(executor: Executor, simulation: Simulation) -> Tensor:
+    """Return the updates [N, P] of round 0; restore the model."""
+    round_ = first_round(simulation)
+    updates, _ = RankGroup(executor, simulation).train(round_)
+    simulation.replica.layout.write(round_.params, round_.buffers)
+    return updates
