@@ -1,4 +1,4 @@
-"""Local training: the same steps as a loop written by hand, with any LightningModule."""
+"""engine.local_training: the steps of a hand-written loop, for any LightningModule."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def rng() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
 
-def always(x: Tensor, y: Tensor) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """The same samples in each epoch."""
+def fixed_samples(x: Tensor, y: Tensor) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Return the same samples in every epoch."""
     return lambda epoch: (x, y)
 
 
@@ -60,7 +60,7 @@ def test_training_is_sgd_with_momentum_on_shuffled_batches(
 ) -> None:
     x, y = data
     module = Classifier(linear(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    train(module, always(x, y), fabric, epochs=2, batch_size=16, rng=rng())
+    train(module, fixed_samples(x, y), fabric, epochs=2, batch_size=16, rng=rng())
 
     # By hand: w <- w - lr * m with m <- 0.9 m + (gradient + 0.01 w), batches of 16, 16, 16, 2.
     weight, bias = (p.detach().clone().requires_grad_() for p in linear().parameters())
@@ -80,60 +80,58 @@ def test_training_is_sgd_with_momentum_on_shuffled_batches(
     torch.testing.assert_close(module.network.bias, bias)
 
 
-def test_every_epoch_has_samples_of_its_own(data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
-    asked = []
+def test_samples_may_differ_between_epochs(data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
+    epochs = []
 
     def samples(epoch: int) -> tuple[Tensor, Tensor]:
-        asked.append(epoch)
+        epochs.append(epoch)
         return data[0] + epoch, data[1]
 
-    moved, still = Classifier(linear(), lr=0.1), Classifier(linear(), lr=0.1)
-    train(moved, samples, fabric, epochs=3, batch_size=50, rng=rng())
-    assert asked == [0, 1, 2]
-    train(still, always(*data), fabric, epochs=3, batch_size=50, rng=rng())
-    assert not torch.equal(moved.network.weight, still.network.weight)
+    changing, fixed = Classifier(linear(), lr=0.1), Classifier(linear(), lr=0.1)
+    train(changing, samples, fabric, epochs=3, batch_size=50, rng=rng())
+    assert epochs == [0, 1, 2]
+    train(fixed, fixed_samples(*data), fabric, epochs=3, batch_size=50, rng=rng())
+    assert not torch.equal(changing.network.weight, fixed.network.weight)
 
 
 @pytest.mark.parametrize("clip", [0.05, 1e6])
-def test_gradients_of_all_parameters_together_are_clipped(
+def test_clip_grad_bounds_the_norm_of_all_gradients_together(
     data: tuple[Tensor, Tensor], fabric: Fabric, clip: float
 ) -> None:
-    module, free = Classifier(linear(), lr=1.0), Classifier(linear(), lr=1.0)
-    train(module, always(*data), fabric, epochs=1, batch_size=50, rng=rng(), clip_grad=clip)
-    train(free, always(*data), fabric, epochs=1, batch_size=50, rng=rng())
+    clipped, free = Classifier(linear(), lr=1.0), Classifier(linear(), lr=1.0)
+    train(clipped, fixed_samples(*data), fabric, epochs=1, batch_size=50, rng=rng(), clip_grad=clip)
+    train(free, fixed_samples(*data), fabric, epochs=1, batch_size=50, rng=rng())
     start = nn.utils.parameters_to_vector(linear().parameters()).detach()
-    # One step at lr 1 moves by the gradient: as it is, or shortened to the length asked for.
+    # One step at lr 1 moves by the gradient, clipped or not.
     moved, gradient = (
-        nn.utils.parameters_to_vector(m.parameters()).detach() - start for m in (module, free)
+        nn.utils.parameters_to_vector(m.parameters()).detach() - start for m in (clipped, free)
     )
     assert gradient.norm() > 0.05
     expected = gradient * min(1.0, clip / float(gradient.norm()))
     torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_momentum_of_one_client_does_not_reach_the_next(
-    data: tuple[Tensor, Tensor], fabric: Fabric
-) -> None:
+def test_clients_do_not_share_momentum(data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
     module, start = Classifier(linear(), lr=0.1, momentum=0.9), linear().state_dict()
     results = []
     for _ in range(2):
         module.network.load_state_dict(start)
-        train(module, always(*data), fabric, epochs=1, batch_size=16, rng=rng())
+        train(module, fixed_samples(*data), fabric, epochs=1, batch_size=16, rng=rng())
         results.append(module.network.weight.detach().clone())
     assert torch.equal(*results)
 
 
-def test_an_attacker_can_bring_its_own_lr_and_objective(
-    data: tuple[Tensor, Tensor], fabric: Fabric
-) -> None:
-    still = Classifier(linear(), lr=0.1)
-    nothing = replace(hooks(TrainingOverrides()), objective=lambda loss, params: 0 * loss)
-    train(still, always(*data), fabric, epochs=1, batch_size=16, rng=rng(), hooks=nothing)
-    assert torch.equal(still.network.weight, linear().weight)
+def test_attack_overrides_lr_and_objective(data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
+    unchanged = Classifier(linear(), lr=0.1)
+    no_loss = replace(hooks(TrainingOverrides()), objective=lambda loss, params: 0 * loss)
+    train(
+        unchanged, fixed_samples(*data), fabric, epochs=1, batch_size=16, rng=rng(), hooks=no_loss
+    )
+    assert torch.equal(unchanged.network.weight, linear().weight)
     small, large = (Classifier(linear(), lr=0.1) for _ in range(2))
     slow = hooks(TrainingOverrides(lr=0.01))
-    train(small, always(*data), fabric, epochs=1, batch_size=50, rng=rng(), hooks=slow)
-    train(large, always(*data), fabric, epochs=1, batch_size=50, rng=rng())
+    train(small, fixed_samples(*data), fabric, epochs=1, batch_size=50, rng=rng(), hooks=slow)
+    train(large, fixed_samples(*data), fabric, epochs=1, batch_size=50, rng=rng())
     steps = [m.network.weight - linear().weight for m in (small, large)]
     torch.testing.assert_close(steps[0] * 10, steps[1], rtol=1e-4, atol=1e-6)
 
@@ -148,30 +146,30 @@ def test_an_attacker_can_bring_its_own_lr_and_objective(
         (3, 1, [1, 1, 1]),
     ],
 )
-def test_no_batch_of_one_is_left_over(
+def test_single_left_over_sample_joins_the_batch_before(
     fabric: Fabric, n: int, batch_size: int, sizes: list[int]
 ) -> None:
     seen = []
 
-    class Recorder(Classifier):
+    class RecordingClassifier(Classifier):
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
             seen.append(len(batch[1]))
             return super().training_step(batch, batch_idx)
 
     x, y = torch.zeros(n, 6), torch.zeros(n, dtype=torch.long)
-    module, data = Recorder(linear(), 0.1), always(x, y)
+    module, data = RecordingClassifier(linear(), 0.1), fixed_samples(x, y)
     train(module, data, fabric, epochs=1, batch_size=batch_size, rng=rng())
     assert seen == sizes
 
 
-class Brought(LightningModule):
-    """A user's module: its own loss, dict output, optimizer and scheduler."""
+class UserModule(LightningModule):
+    """Brings its own loss (in a dict), optimizer and scheduler."""
 
-    def __init__(self, optimizers: str = "dict") -> None:
+    def __init__(self, form: str = "dict") -> None:
         super().__init__()
         torch.manual_seed(2)
         self.layer = nn.Linear(6, 3)
-        self.optimizers_form = optimizers
+        self.form = form
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x)
@@ -181,20 +179,20 @@ class Brought(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=0.1)
-        halved = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        halving = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
         self.used = optimizer
         return {
             "plain": optimizer,
             "list": [optimizer],
-            "dict": {"optimizer": optimizer, "lr_scheduler": halved},
-            "pair": ([optimizer], [halved]),
+            "dict": {"optimizer": optimizer, "lr_scheduler": halving},
+            "pair": ([optimizer], [halving]),
             "per step": {
                 "optimizer": optimizer,
-                "lr_scheduler": {"scheduler": halved, "interval": "step"},
+                "lr_scheduler": {"scheduler": halving, "interval": "step"},
             },
             "two": [optimizer, torch.optim.Adam(self.parameters())],
             "none": None,
-        }[self.optimizers_form]
+        }[self.form]
 
 
 @pytest.mark.parametrize(
@@ -204,41 +202,41 @@ class Brought(LightningModule):
 def test_any_lightning_module_trains(
     data: tuple[Tensor, Tensor], fabric: Fabric, form: str, final_lr: float
 ) -> None:
-    module = Brought(form)
+    module = UserModule(form)
     before = nn.functional.cross_entropy(module(data[0]), data[1])
-    train(module, always(*data), fabric, epochs=2, batch_size=16, rng=rng())  # 8 steps
+    train(module, fixed_samples(*data), fabric, epochs=2, batch_size=16, rng=rng())  # 8 steps
     assert nn.functional.cross_entropy(module(data[0]), data[1]) < before
     assert module.used.param_groups[0]["lr"] == pytest.approx(final_lr)
 
 
 @pytest.mark.parametrize("form", ["two", "none"])
-def test_a_module_without_exactly_one_optimizer_is_refused(
+def test_modules_without_exactly_one_optimizer_are_a_user_error(
     data: tuple[Tensor, Tensor], fabric: Fabric, form: str
 ) -> None:
     with pytest.raises(UserError, match="must return one optimizer"):
-        train(Brought(form), always(*data), fabric, epochs=1, batch_size=16, rng=rng())
+        train(UserModule(form), fixed_samples(*data), fabric, epochs=1, batch_size=16, rng=rng())
 
 
-def test_a_training_step_without_a_loss_is_refused(
+def test_training_step_without_a_loss_is_a_user_error(
     data: tuple[Tensor, Tensor], fabric: Fabric
 ) -> None:
-    class Silent(Brought):
+    class NoLoss(UserModule):
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
             return None
 
     with pytest.raises(UserError, match="must return a loss"):
-        train(Silent("plain"), always(*data), fabric, epochs=1, batch_size=16, rng=rng())
+        train(NoLoss("plain"), fixed_samples(*data), fabric, epochs=1, batch_size=16, rng=rng())
 
 
 def hooks(
     training: TrainingOverrides, project: Callable[[Sequence[Tensor]], None] = lambda params: None
 ) -> AttackHooks:
-    """Of an attacker whose loss is the module's."""
+    """Return hooks that keep the module's loss."""
     return AttackHooks(training, objective=lambda loss, params: loss, project=project)
 
 
-class Watched(Brought):
-    """SGD in two groups, and the learning rates of each step."""
+class RecordingModule(UserModule):
+    """Uses SGD with two parameter groups; records their learning rates at every step."""
 
     def __init__(self, scheduler: str | None = None) -> None:
         super().__init__()
@@ -265,49 +263,57 @@ class Watched(Brought):
         }
 
 
-def lrs_by_epoch(
+def recorded_lrs(
     data: tuple[Tensor, Tensor],
     fabric: Fabric,
-    own: TrainingOverrides | None,
+    overrides: TrainingOverrides | None,
     epochs: int,
     scheduler: str | None = None,
 ) -> list[tuple[float, ...]]:
-    """(of the weight, of the bias) in each of an epoch's two steps."""
-    module = Watched(scheduler)
-    malicious = None if own is None else hooks(own)
-    train(module, always(*data), fabric, epochs=epochs, batch_size=25, rng=rng(), hooks=malicious)
+    """Return (lr of the weight, lr of the bias) at every step; an epoch has two steps."""
+    module = RecordingModule(scheduler)
+    malicious = None if overrides is None else hooks(overrides)
+    train(
+        module,
+        fixed_samples(*data),
+        fabric,
+        epochs=epochs,
+        batch_size=25,
+        rng=rng(),
+        hooks=malicious,
+    )
     assert len(module.lrs) == 2 * epochs
     if scheduler != "lambda per step":
-        assert module.lrs[::2] == module.lrs[1::2], "the same in all of an epoch"
+        assert module.lrs[::2] == module.lrs[1::2], "must be constant within an epoch"
     return module.lrs
 
 
-class TestOwnTraining:
-    """A malicious client's learning rate, epochs and constraint."""
+class TestTrainingOverrides:
+    """Learning rate, epochs and projection of malicious clients."""
 
     def test_by_hand(self, data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
-        # 15 epochs at 0.05, a tenth of it from epoch 0.2 * 15 = 3 and again from 0.8 * 15 = 12:
-        # 3 epochs at 0.05, 9 at 0.005, 3 at 0.0005, in both groups whatever theirs were.
-        own = TrainingOverrides(lr=0.05, lr_decay=0.1, lr_decay_at=[0.2, 0.8])
-        used = lrs_by_epoch(data, fabric, own, epochs=15)[::2]
+        # 15 epochs; lr 0.05 drops to a tenth at epochs 0.2 * 15 = 3 and 0.8 * 15 = 12:
+        # 3 epochs at 0.05, 9 at 0.005, 3 at 0.0005. Both parameter groups use it.
+        overrides = TrainingOverrides(lr=0.05, lr_decay=0.1, lr_decay_at=[0.2, 0.8])
+        used = recorded_lrs(data, fabric, overrides, epochs=15)[::2]
         expected = [0.05] * 3 + [0.005] * 9 + [0.0005] * 3
         assert [lr for lr, _ in used] == pytest.approx(expected, rel=1e-12)
         assert all(weight == bias for weight, bias in used)
 
-    def test_decay_without_an_lr_starts_from_the_honest_ones(
+    def test_decay_without_lr_starts_from_the_honest_lrs(
         self, data: tuple[Tensor, Tensor], fabric: Fabric
     ) -> None:
-        own = TrainingOverrides(lr_decay=0.5, lr_decay_at=[0.5])
-        used = lrs_by_epoch(data, fabric, own, epochs=4)[::2]
+        overrides = TrainingOverrides(lr_decay=0.5, lr_decay_at=[0.5])
+        used = recorded_lrs(data, fabric, overrides, epochs=4)[::2]
         assert used == [(0.2, 0.4), (0.2, 0.4), (0.1, 0.2), (0.1, 0.2)]
 
     @pytest.mark.parametrize(
-        "own",
+        "overrides",
         [
             None,
             TrainingOverrides(),
-            TrainingOverrides(epochs=3),  # how many there are is not the loop's to decide
-            TrainingOverrides(lr_decay=0.1),  # at no epoch
+            TrainingOverrides(epochs=3),  # the caller applies it
+            TrainingOverrides(lr_decay=0.1),  # without epochs to decay at
             TrainingOverrides(lr_decay=1.0, lr_decay_at=[0.0]),
         ],
     )
@@ -320,26 +326,26 @@ class TestOwnTraining:
             ("lambda per step", [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6]),
         ],
     )
-    def test_a_schedule_of_the_module_holds_for_whoever_has_no_lr_of_its_own(
+    def test_modules_scheduler_applies_unless_lr_is_overridden(
         self,
         data: tuple[Tensor, Tensor],
         fabric: Fabric,
-        own: TrainingOverrides | None,
+        overrides: TrainingOverrides | None,
         scheduler: str | None,
         factors: list[float],
     ) -> None:
-        used = lrs_by_epoch(data, fabric, own, epochs=3, scheduler=scheduler)
+        used = recorded_lrs(data, fabric, overrides, epochs=3, scheduler=scheduler)
         for lrs, factor in zip(used, factors, strict=True):
             assert lrs == pytest.approx((0.2 * factor, 0.4 * factor))
 
     @pytest.mark.parametrize("scheduler", ["step", "lambda", "lambda per step"])
-    def test_a_schedule_of_the_module_does_not_undo_an_attackers_lr(
+    def test_overridden_lr_replaces_the_modules_scheduler(
         self, data: tuple[Tensor, Tensor], fabric: Fabric, scheduler: str
     ) -> None:
-        constant = lrs_by_epoch(data, fabric, TrainingOverrides(lr=0.03), 3, scheduler)
-        assert constant == [(0.03, 0.03)] * 6
-        falling = TrainingOverrides(lr_decay=0.5, lr_decay_at=[0.5])
-        used = lrs_by_epoch(data, fabric, falling, 4, scheduler)
+        fixed = recorded_lrs(data, fabric, TrainingOverrides(lr=0.03), 3, scheduler)
+        assert fixed == [(0.03, 0.03)] * 6
+        decaying = TrainingOverrides(lr_decay=0.5, lr_decay_at=[0.5])
+        used = recorded_lrs(data, fabric, decaying, 4, scheduler)
         assert used == [(0.2, 0.4)] * 4 + [(0.1, 0.2)] * 4
 
     @settings(derandomize=True, deadline=None, max_examples=300)
@@ -352,19 +358,23 @@ class TestOwnTraining:
     def test_lr_in_an_epoch(
         self, epochs: int, tenths: list[int], decay: float, lr: float | None
     ) -> None:
-        """Decayed once for each share of the epochs that are over, in fractions."""
-        own = TrainingOverrides(lr=lr, lr_decay=decay, lr_decay_at=[k / 10 for k in tenths])
+        """Decays once per entry of lr_decay_at that has passed, by exact fractions."""
+        overrides = TrainingOverrides(lr=lr, lr_decay=decay, lr_decay_at=[k / 10 for k in tenths])
         for epoch in range(epochs):
             n = sum(Fraction(epoch, epochs) >= Fraction(k, 10) for k in tenths)
             expected = (0.125 if lr is None else lr) * decay**n
-            assert own.lr_in(epoch, epochs, default=0.125) == pytest.approx(expected, rel=1e-12)
+            assert overrides.lr_in(epoch, epochs, default=0.125) == pytest.approx(
+                expected, rel=1e-12
+            )
 
-    def test_the_lr_counts_in_the_steps(self, data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
-        """Against the loop by hand: 3 epochs of one batch at 0.5, 0.5 and 0.05."""
+    def test_steps_use_the_overridden_lr(self, data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
+        """Compare to a loop by hand: 3 epochs of one batch at 0.5, 0.5 and 0.05."""
         x, y = data
         module = Classifier(linear(), lr=0.1)
-        own = hooks(TrainingOverrides(lr=0.5, lr_decay=0.1, lr_decay_at=[0.6]))
-        train(module, always(x, y), fabric, epochs=3, batch_size=50, rng=rng(), hooks=own)
+        malicious = hooks(TrainingOverrides(lr=0.5, lr_decay=0.1, lr_decay_at=[0.6]))
+        train(
+            module, fixed_samples(x, y), fabric, epochs=3, batch_size=50, rng=rng(), hooks=malicious
+        )
         weight, bias = (p.detach().clone().requires_grad_() for p in linear().parameters())
         for lr in (0.5, 0.5, 0.05):
             loss = nn.functional.cross_entropy(x @ weight.T + bias, y)
@@ -373,12 +383,13 @@ class TestOwnTraining:
         torch.testing.assert_close(module.network.weight, weight)
         torch.testing.assert_close(module.network.bias, bias)
 
-    def test_the_constraint_holds_after_every_step(
+    def test_projection_follows_every_step(
         self, data: tuple[Tensor, Tensor], fabric: Fabric
     ) -> None:
-        """Against the loop by hand, with momentum: gradients are those of projected weights.
+        """Compare to a loop by hand, with momentum and gradients at the projected weights.
 
-        The projection pulls halfway back to 1, so that one more or less is seen in the result.
+        The projection moves weights halfway to 1, so that the result reveals a missing or extra
+        call.
         """
         x, y = data
         module = Classifier(linear(), lr=0.1, momentum=0.9)
@@ -388,8 +399,10 @@ class TestOwnTraining:
             calls.append(module.network.weight.detach().clone())
             module.network.weight.data.add_(1).mul_(0.5)
 
-        own = hooks(TrainingOverrides(), project)
-        train(module, always(x, y), fabric, epochs=2, batch_size=16, rng=rng(), hooks=own)
+        malicious = hooks(TrainingOverrides(), project)
+        train(
+            module, fixed_samples(x, y), fabric, epochs=2, batch_size=16, rng=rng(), hooks=malicious
+        )
 
         weight, bias = (p.detach().clone().requires_grad_() for p in linear().parameters())
         momenta = [torch.zeros_like(weight), torch.zeros_like(bias)]
@@ -412,8 +425,8 @@ class TestOwnTraining:
 
 
 @dataclass(frozen=True)
-class Diary(BackdoorAttack):
-    """Poisons nothing; its `project` counts steps in the last parameter, far from all others."""
+class StepCounter(BackdoorAttack):
+    """Poisons nothing; `project` counts steps in thousands in the last parameter."""
 
     def poison(self, x: Tensor, y: Tensor, poisoning: Any) -> tuple[Tensor, Tensor]:
         return x, y
@@ -424,35 +437,35 @@ class Diary(BackdoorAttack):
             params[-1][-1] = before + 1000
 
 
-class TestInAPopulation:
-    """What an attack asks of its clients' training, as the simulation gives it to them."""
+class TestInASimulation:
+    """The simulation applies an attack's overrides to malicious clients only."""
 
     @staticmethod
-    def updates(made: Federation) -> tuple[Tensor, Tensor]:
-        """(of honest, of malicious clients) in round 0."""
-        round_ = made._select(replace(made.initial(), next_round=0))
-        updates, _ = made.ranks.train(round_)
+    def updates(server: Federation) -> tuple[Tensor, Tensor]:
+        """Return the updates of honest and of malicious clients in round 0."""
+        round_ = server._select(replace(server.initial(), next_round=0))
+        updates, _ = server.ranks.train(round_)
         malicious = torch.tensor([p.malicious for p in round_.participants])
         return updates[~malicious], updates[malicious]
 
     @pytest.mark.parametrize(("epochs", "n_epochs"), [(None, 2), (1, 1), (3, 3)])
-    def test_epochs_of_its_own(self, federation: Make, epochs: int | None, n_epochs: int) -> None:
-        """A malicious client's steps are counted, an honest one's would not be."""
-        made = federation(attack=Diary(epochs=epochs), local_epochs=2, batch_size=20)
-        honest, malicious = self.updates(made)
+    def test_epochs(self, federation: Make, epochs: int | None, n_epochs: int) -> None:
+        """Only malicious clients count their steps."""
+        server = federation(attack=StepCounter(epochs=epochs), local_epochs=2, batch_size=20)
+        honest, malicious = self.updates(server)
         steps = (malicious[:, -1] / 1000).round().tolist()
         shards = [
-            made.simulation.data.shards[client]
-            for client in sorted(made.simulation.selection.malicious)
+            server.simulation.data.shards[client]
+            for client in sorted(server.simulation.selection.malicious)
         ]
         assert steps == [n_epochs * -(-len(shard) // 20) for shard in shards]
         assert honest.abs().max() < 100
 
-    def test_an_lr_of_its_own(self, federation: Make) -> None:
-        """One full batch, one step, nothing poisoned: an update as long as the lr has it."""
+    def test_lr(self, federation: Make) -> None:
+        """With one step and nothing poisoned, an update is proportional to the lr."""
 
         @dataclass(frozen=True)
-        class Faster(Attack):
+        class LargerLr(Attack):
             lr: float = 0.1
 
             @property
@@ -460,30 +473,34 @@ class TestInAPopulation:
                 return TrainingOverrides(lr=self.lr)
 
         settings = {"batch_size": 600, "lr": 0.1}
-        usual, malicious = self.updates(federation(attack=Faster(), **settings))
-        honest, faster = self.updates(federation(attack=Faster(lr=0.4), **settings))
-        assert torch.equal(usual, honest)
-        torch.testing.assert_close(faster, 4 * malicious, rtol=1e-4, atol=1e-6)
+        honest, malicious = self.updates(federation(attack=LargerLr(), **settings))
+        honest_again, larger = self.updates(federation(attack=LargerLr(lr=0.4), **settings))
+        assert torch.equal(honest, honest_again)
+        torch.testing.assert_close(larger, 4 * malicious, rtol=1e-4, atol=1e-6)
 
     @pytest.mark.parametrize(
         "name", ["constrain_and_scale", "edge_case", "dba", "multi_backdoor", "adaptive_baybfed"]
     )
-    def test_every_targeted_attack_trains_as_it_is_set(self, federation: Make, name: str) -> None:
-        """Own epochs and lr change what its clients send, a decay at the end of all does not."""
+    def test_every_targeted_attack_applies_its_training_settings(
+        self, federation: Make, name: str
+    ) -> None:
+        """epochs and lr change the updates; a decay after the last epoch does not."""
         patches = [{"name": "patch", "corner": "top_left"}]
         fixed: dict[str, Any] = {"name": name, "gamma": 1.0, "epochs": None, "backdoors": patches}
         fixed |= {"n_backdoors": 1} if name == "multi_backdoor" else {}
         fixed |= {"eps": None} if name == "edge_case" else {}
         fixed |= {"alpha": 1.0} if name == "adaptive_baybfed" else {}
 
-        def sent(**training: Any) -> Tensor:
-            made = federation(attack=ATTACKS.build(fixed | training), lr=0.05)
-            return self.updates(made)[1]
+        def malicious_updates(**training: Any) -> Tensor:
+            server = federation(attack=ATTACKS.build(fixed | training), lr=0.05)
+            return self.updates(server)[1]
 
-        usual = sent()
-        assert torch.equal(sent(epochs=1, lr=0.05), usual)
-        assert torch.equal(sent(lr_decay=0.1, lr_decay_at=[1.0]), usual)
-        assert not torch.equal(sent(epochs=2), usual)
-        assert not torch.equal(sent(lr=0.01), usual)
-        assert not torch.equal(sent(lr_decay=0.1, lr_decay_at=[0.0]), usual)
-        torch.testing.assert_close(sent(lr_decay=0.2, lr_decay_at=[0.0]), sent(lr=0.01))
+        default = malicious_updates()
+        assert torch.equal(malicious_updates(epochs=1, lr=0.05), default)
+        assert torch.equal(malicious_updates(lr_decay=0.1, lr_decay_at=[1.0]), default)
+        assert not torch.equal(malicious_updates(epochs=2), default)
+        assert not torch.equal(malicious_updates(lr=0.01), default)
+        assert not torch.equal(malicious_updates(lr_decay=0.1, lr_decay_at=[0.0]), default)
+        torch.testing.assert_close(
+            malicious_updates(lr_decay=0.2, lr_decay_at=[0.0]), malicious_updates(lr=0.01)
+        )

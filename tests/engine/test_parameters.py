@@ -1,4 +1,4 @@
-"""A model as a vector and back."""
+"""engine.parameters: a model as flat vectors, and back."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import nn
 from fedbench.engine.parameters import ParameterLayout
 
 
-def small() -> nn.Module:
+def small_network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1, bias=False))
 
 
 def test_p_holds_the_trainable_parameters_in_named_order() -> None:
-    module = small()
+    module = small_network()
     module[2].weight.requires_grad_(False)
     layout = ParameterLayout(module)
     # Linear 3*2 + 2, batch norm 2 + 2; the frozen layer is not in P.
@@ -28,14 +28,14 @@ def test_p_holds_the_trainable_parameters_in_named_order() -> None:
     assert torch.equal(layout.read_params()[:6].view(2, 3), module[0].weight)
 
 
-def test_q_holds_the_float_buffers_and_no_counter() -> None:
-    layout = ParameterLayout(small())
+def test_q_holds_float_buffers_but_no_counters() -> None:
+    layout = ParameterLayout(small_network())
     assert layout.n_buffers == 4
     assert layout.read_buffers().tolist() == [0, 0, 1, 1]  # running mean and variance
 
 
-def test_writing_and_reading_are_inverse_and_copy() -> None:
-    module = small()
+def test_read_returns_copies_of_what_was_written() -> None:
+    module = small_network()
     layout = ParameterLayout(module)
     params, buffers = torch.arange(14.0), torch.arange(4.0)
     layout.write(params, buffers)
@@ -51,8 +51,8 @@ def test_writing_and_reading_are_inverse_and_copy() -> None:
     assert torch.equal(row[1], params)
 
 
-def test_a_counter_starts_every_time_where_it_was_at_first() -> None:
-    module = small()
+def test_write_resets_counters() -> None:
+    module = small_network()
     layout = ParameterLayout(module)
     module.train()
     module(torch.randn(4, 3))
@@ -61,7 +61,7 @@ def test_a_counter_starts_every_time_where_it_was_at_first() -> None:
     assert module[1].num_batches_tracked == 0
 
 
-def test_a_tied_parameter_counts_once() -> None:
+def test_tied_parameters_count_once() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -76,7 +76,7 @@ def test_a_tied_parameter_counts_once() -> None:
     assert module.output.weight[4].tolist() == [8, 9]
 
 
-def test_training_after_a_write_goes_on_from_there() -> None:
+def test_training_continues_from_written_parameters() -> None:
     module = nn.Linear(2, 1, bias=False)
     layout = ParameterLayout(module)
     layout.write(torch.tensor([1.0, 2.0]), torch.zeros(0))
