@@ -26,7 +26,8 @@ MAX_CLIENTS, MAX_CLASSES = 100, 20  # columns and rows of the heat map
 MAX_NAME = 48  # characters of a class name
 WIDTH, NARROWEST, WIDEST = 10.5, 0.17, 0.8  # inches: all columns, one column at least and at most
 ROW, BARS, GAP = 0.24, 0.45, 0.05  # inches: height of a row, of the bars, and between them
-SMALLEST, LARGEST = 4.4, 9  # points: font size of numbers
+DIGIT, LARGEST = 0.64, 9  # width of a digit in em; largest font size of numbers, in points
+MAX_NUMBERS = 400  # cells with numbers; more are unreadable, and slow to draw
 SHADES = "#e2edf8", "#5089c0", "#0a2a5c"  # few to many labels, evenly spaced in lightness
 EMPTY, BAR, MALICIOUS_BAR = "#f2f2f2", "#b9bfc9", "#e08a97"
 DARK = 0.55  # fraction of the largest count above which numbers are white
@@ -145,10 +146,11 @@ def _draw_counts(axes: Axes, table: LabelCounts, scale: Axes) -> None:
     mesh = axes.pcolormesh(present, cmap=color_map(), vmin=0, vmax=most, edgecolors="white")
     bar = scale.figure.colorbar(mesh, scale, ticks=MaxNLocator(5, integer=True))
     bar.outline.set_visible(False)
-    rows, clients = counts.nonzero()
-    numbers = counts[rows, clients].tolist()
-    colors = ["white" if number > DARK * most else BLACK for number in numbers]
-    _write_numbers(axes, numbers, clients.tolist(), (rows + 0.5).tolist(), colors)
+    if counts.size <= MAX_NUMBERS:
+        rows, clients = counts.nonzero()
+        numbers = counts[rows, clients].tolist()
+        colors = ["white" if number > DARK * most else BLACK for number in numbers]
+        _write_numbers(axes, numbers, clients.tolist(), (rows + 0.5).tolist(), colors)
     names = {row + 0.5: printable(name, MAX_NAME) for row, name in enumerate(table.names)}
     if table.others is not None:
         # Not shaded: the sum of all other classes would dwarf the classes above.
@@ -179,37 +181,12 @@ def _write_numbers(
     y: Sequence[float],
     colors: Sequence[str],
 ) -> None:
-    """Write numbers in the middle of columns: exact, else rounded, else none if too wide."""
-    from matplotlib.collections import PathCollection
-    from matplotlib.textpath import TextPath
-    from matplotlib.transforms import Affine2D
-
+    """Write numbers in the middle of columns, all in the largest size in which they fit."""
+    texts = [short_number(number) for number in numbers]
     width = 72 * _column_width(int(axes.get_xlim()[1])) - 2.5  # points
-    for write in (str, short_number):
-        texts = [write(number) for number in numbers]
-        size = min(width / max(map(text_width, texts), default=1), LARGEST)
-        if size >= SMALLEST:
-            break
-    else:
-        return
-    # Centered on the origin, in em; digits are 0.73 em high.
-    paths = {text: TextPath((-text_width(text) / 2, -0.365), text, 1) for text in {*texts}}
-    # One collection of outlines: thousands of text objects would take seconds.
-    outlines = PathCollection(
-        [paths[text] for text in texts],
-        offsets=[(column + 0.5, height) for column, height in zip(columns, y, strict=True)],
-        offset_transform=axes.transData,
-        transform=Affine2D().scale(size / 72) + axes.figure.dpi_scale_trans,
-        facecolors=colors,
-        linewidths=0,
-        clip_on=False,  # totals stand above the bars
-    )
-    axes.add_collection(outlines, autolim=False)
-
-
-def text_width(text: str) -> float:
-    """Width of a formatted number in em."""
-    return sum({".": 0.318, "k": 0.579, "M": 0.863}.get(character, 0.636) for character in text)
+    size = min(width / (DIGIT * max(map(len, texts), default=1)), LARGEST)
+    for column, row, text, color in zip(columns, y, texts, colors, strict=True):
+        axes.text(column + 0.5, row, text, size=size, color=color, ha="center", va="center")
 
 
 def _column_width(n: int) -> float:
@@ -224,8 +201,8 @@ def color_map() -> Colormap:
 
 
 def short_number(number: int) -> str:
-    """Format a number in at most 4 characters: 1234 as 1.2k, 56789 as 57k."""
-    if number < 1000:
+    """Format a number in at most 4 characters: 1234 as it is, 56789 as 57k."""
+    if number < 10_000:
         return str(number)
     value, unit = (number / 1e3, "k") if number < 999_500 else (number / 1e6, "M")
     return f"{value:.1f}{unit}" if value < 9.95 else f"{value:.0f}{unit}"

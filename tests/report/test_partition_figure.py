@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from end_to_end import files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection, QuadMesh
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.textpath import TextPath
 from PIL import Image
 from test_run import config
 from torch import Tensor
@@ -45,10 +43,9 @@ from fedbench.report.partition_figure import (
     partition_figure,
     partition_title,
     short_number,
-    text_width,
     write_partition_figure,
 )
-from fedbench.report.plotting import BLACK, RED, plot_style, save_png
+from fedbench.report.plotting import BLACK, RED, save_png
 from fedbench.run import run
 
 VOCABULARY = {f"word{i}": i for i in range(25)}
@@ -69,23 +66,14 @@ def draw(counts: LabelCounts, malicious: Collection[int] = ()) -> Figure:
     return partition_figure(counts, malicious, "title", "subtitle")
 
 
-def written(axes: Axes, expected: Iterable[int]) -> dict[tuple[int, float], tuple[str, str]]:
-    """Numbers drawn as outlines: (column, y) -> text and color; `expected` are all candidates."""
-    texts = {text for number in expected for text in (str(number), short_number(number))}
-    with plot_style():
-        known = {
-            TextPath((-text_width(text) / 2, -0.365), text, 1).vertices.tobytes(): text
-            for text in texts
-        }
-    found = {}
-    for collection in axes.collections:
-        if isinstance(collection, PathCollection) and collection.get_paths():
-            colors = collection.get_facecolors()
-            places = collection.get_offsets()
-            for path, (x, y), color in zip(collection.get_paths(), places, colors, strict=True):
-                text = known[np.asarray(path.vertices).tobytes()]
-                found[int(x), round(float(y), 2)] = text, to_hex(color)
-    return found
+def written(axes: Axes) -> dict[tuple[int, float], tuple[str, str]]:
+    """Numbers in the columns: (column, y) -> text and color."""
+    placed = {text: text.get_position() for text in axes.texts}
+    return {
+        (int(x), round(float(y), 2)): (text.get_text(), to_hex(text.get_color()))
+        for text, (x, y) in placed.items()
+        if x % 1 == 0.5
+    }
 
 
 def luminance(color: tuple[float, ...]) -> float:
@@ -182,19 +170,17 @@ def test_cells_totals_and_clients_are_where_they_belong() -> None:
     inside = {(1, 0.5): "7", (2, 0.5): "30", (0, 1.5): "40", (2, 1.5): "100"}
     others = {(0, 2.75): "5", (1, 2.75): "2000", (2, 2.75): "0"}
     clients = {(i, 3.93): str(i) for i in range(3)}
-    numbers = written(cells, [7, 30, 40, 100, 5, 2000, 0, 1, 2])
+    numbers = written(cells)
     assert {place: text for place, (text, _) in numbers.items()} == inside | others | clients
-    totals = written(bars, [45, 2007, 130])
+    totals = written(bars)
     assert [totals[place][0] for place in sorted(totals)] == ["45", "2007", "130"]
     assert [bar.get_height() for bar in bars.patches] == [45, 2007, 130]
     labels = {
         t.get_text(): p for t, p in zip(cells.get_yticklabels(), cells.get_yticks(), strict=True)
     }
     assert labels == {"class 0": 0.5, "class 1": 1.5, "others": 2.75}
-    assert [text.get_text().strip() for text in (*bars.texts, *cells.texts)][-2:] == [
-        "total",
-        "client",
-    ]
+    assert "total" in {text.get_text().strip() for text in bars.texts}
+    assert "client" in {text.get_text().strip() for text in cells.texts}
 
 
 def test_title_and_subtitle() -> None:
@@ -234,7 +220,7 @@ def test_numbers_stand_out_from_every_shade() -> None:
 
 def test_numbers_are_white_on_dark_cells() -> None:
     _, cells, _ = draw(table([[1, 55, 56, 100]])).axes
-    numbers = written(cells, [*range(4), 55, 56, 100])
+    numbers = written(cells)
     colors = [numbers[column, 0.5][1] for column in range(4)]
     assert colors == [BLACK, BLACK, to_hex("white"), to_hex("white")]
 
@@ -247,7 +233,7 @@ def test_malicious_clients_are_red() -> None:
     assert {to_hex(patch.get_facecolor()) for patch in marked} == {RED}
     colors = [to_hex(bar.get_facecolor()) for bar in bars.patches]
     assert colors == [BAR, MALICIOUS_BAR, BAR, MALICIOUS_BAR]
-    numbers = written(cells, range(4))
+    numbers = written(cells)
     ids = [numbers[client, 1.73][1] for client in range(4)]
     assert ids == [BLACK, to_hex("white"), BLACK, to_hex("white")]
     assert legend(cells) == {"none": EMPTY, "malicious client": RED}
@@ -269,16 +255,15 @@ def test_nothing_is_red_without_malicious_clients() -> None:
 
 @pytest.mark.parametrize("n", [1, 6, 30, 100])
 @pytest.mark.parametrize("most", [1, 99, 999, 98_765, 123_456_789])
-def test_no_number_leaves_its_cell(n: int, most: int) -> None:
-    figure = draw(table(torch.full((20, n), most), others=[20 * most] * n), range(n))
+def test_no_number_leaves_its_column(n: int, most: int) -> None:
+    figure = draw(table(torch.full((10, n), most), others=[20 * most] * n), range(n))
     figure.draw_without_rendering()
-    for axes in figure.axes[:2]:
+    bars, cells, _ = figure.axes
+    for axes, n_rows in ((bars, 1), (cells, 12 if n <= 30 else 2)):  # cells, others and clients
         width = axes.get_window_extent().width / n
-        for collection in axes.collections:
-            if isinstance(collection, PathCollection):
-                scale = collection.get_transform()
-                for path in {id(path): path for path in collection.get_paths()}.values():
-                    assert path.get_extents(scale).width < width - 1
+        numbers = [text for text in axes.texts if text.get_text().strip()[0].isdigit()]
+        assert len(numbers) == n * n_rows
+        assert all(text.get_window_extent().width < width for text in numbers)
 
 
 @pytest.mark.parametrize("n", [1, 6, 30, 100])
@@ -300,39 +285,9 @@ def test_no_text_is_cropped_or_overlaps_another(n: int, tmp_path: Path) -> None:
     assert (pixels == 255).all()  # the margin
 
 
-@pytest.mark.parametrize(
-    ("n", "text"), [(7, "7"), (98_765, "99k"), (1234, "1.2k"), (123_456, None)]
-)
-def test_numbers_are_rounded_or_left_out_where_room_is_short(n: int, text: str | None) -> None:
-    """In the narrow cells of 100 clients."""
-    _, cells, _ = draw(table(torch.full((1, 100), n))).axes
-    numbers = written(cells, [n, *range(100)])
-    assert numbers.get((50, 0.5), (None,))[0] == text
-
-
-def test_numbers_of_a_row_share_one_format() -> None:
-    """All exact, all rounded, or, if one does not fit even then, none."""
-    _, cells, _ = draw(table([[7, 1_000_000] * 50])).axes
-    numbers = written(cells, [7, 1_000_000, *range(100)])
-    assert [numbers.get((column, 0.5), (None,))[0] for column in (0, 1)] == [None, None]
-    _, cells, _ = draw(table([[7, 1_234] * 50])).axes
-    numbers = written(cells, [7, 1_234, *range(100)])
-    assert [numbers[column, 0.5][0] for column in (0, 1)] == ["7", "1.2k"]
-
-
-def test_widths_are_those_of_the_font() -> None:
-    with plot_style():
-        for text in ("8888888", "1.2k8", "12M8"):
-            path = TextPath((0, 0), text, 1)
-            last = TextPath((0, 0), "8", 1)
-            expected = text_width(text[:-1]) + last.get_extents().x1
-            assert path.get_extents().x1 == pytest.approx(expected, abs=0.01)
-
-
 def test_numbers_are_rounded_to_few_characters() -> None:
-    wanted = {7: "7", 999: "999", 1000: "1.0k", 1234: "1.2k", 9949: "9.9k", 9951: "10k"}
-    wanted |= {56_789: "57k", 999_499: "999k", 999_500: "1.0M", 1_250_001: "1.3M"}
-    wanted |= {12_500_001: "13M"}
+    wanted = {7: "7", 999: "999", 1234: "1234", 9999: "9999", 10_000: "10k", 56_789: "57k"}
+    wanted |= {999_499: "999k", 999_500: "1.0M", 1_250_001: "1.3M", 12_500_001: "13M"}
     assert {n: short_number(n) for n in wanted} == wanted
 
 
@@ -420,14 +375,6 @@ def test_the_file_is_written_once_and_its_bytes_repeat(sample: Dataset, tmp_path
     write_partition_figure(a, SMALL, sample, shards, [1])
     assert a.read_text() == "kept"
     assert files(tmp_path) == ["a.png", "b.png"]
-
-
-def test_the_largest_figure_takes_less_than_a_second(tmp_path: Path) -> None:
-    """Of processor time; runs wait for it."""
-    counts = torch.randint(1, 500, (20, 100), generator=torch.Generator().manual_seed(0))
-    start = time.process_time()
-    save_png(draw(table(counts, others=[1] * 100), range(30)), tmp_path / "a.png")
-    assert time.process_time() - start < 1
 
 
 class StopError(Exception):
