@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbench.attack import AttackView
-from fedbench.engine.backend import Backend
+from fedbench.engine.executors import Backend
 from fedbench.engine.local_training import AttackHooks, LocalTraining
 from fedbench.engine.parameters import FlatModel
 from fedbench.engine.selection import Participant, Round

@@ -1,18 +1,20 @@
-"""Executors: how the clients of a round are trained, and on which devices."""
+"""Executors: settings of how clients are trained. Backends: what trains them on one rank."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fedbench.errors import UserError
 from fedbench.registry import Registry
 
 if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
     from fedbench.config import RunConfig
-    from fedbench.engine.backend import Backend
+    from fedbench.engine.local_training import LocalTraining
+    from fedbench.engine.parameters import FlatModel
     from fedbench.engine.replica import ModelReplica
 
 ACCELERATORS = ("cpu", "gpu", "cuda", "mps", "auto")
@@ -23,9 +25,33 @@ PRECISIONS = ("32-true", "bf16-mixed")
 STACKED_BATCH = 16
 STACKED_WORK = 500_000  # parameters times samples of a batch
 
-# Silences a line per process that Lightning starts; set here so that those processes inherit it.
-for package in ("lightning.fabric", "lightning.pytorch"):
-    logging.getLogger(f"{package}.utilities").setLevel(logging.WARNING)
+# Lightning prints a line for each process it starts, and imports matplotlib (by torchmetrics), which
+# warns of a home it cannot write to. Set here, before the import, for all processes of a run.
+for package in ("lightning.fabric.utilities", "lightning.pytorch.utilities"):
+    logging.getLogger(package).setLevel(logging.WARNING)
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
+
+
+class Backend(ABC):
+    """Trains clients on one rank's replica. One object serves all rounds."""
+
+    name: ClassVar[str]  # the executor's
+
+    def __init__(self, replica: ModelReplica) -> None:
+        self.replica = replica
+
+    @abstractmethod
+    def groups(self, costs: Sequence[int], malicious: Sequence[bool]) -> list[list[int]]:
+        """Which of a round's clients are trained together, by position.
+
+        Groups must not depend on the number of ranks: results would depend on it, too.
+        """
+
+    @abstractmethod
+    def fit(
+        self, start: FlatModel, trainings: Sequence[LocalTraining], out: Sequence[FlatModel]
+    ) -> None:
+        """Train the clients of a group from `start`, each into its entry of `out`."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from fedbench.engine.backend import Backend
 from fedbench.engine.captured_step import GradientFunction, can_capture, loss_function
+from fedbench.engine.executors import Backend
 from fedbench.engine.local_training import (
     Classifier,
     LocalTraining,

@@ -15,8 +15,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fedbench.engine.backend import Backend
 from fedbench.engine.captured_step import GradientFunction, can_capture, loss_function
+from fedbench.engine.executors import Backend
 from fedbench.engine.local_training import (
     Batch,
     Classifier,
