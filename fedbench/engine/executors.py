@@ -25,7 +25,7 @@ PRECISIONS = ("32-true", "bf16-mixed")
 STACKED_BATCH = 16
 STACKED_WORK = 500_000  # parameters times samples of a batch
 
-# Lightning prints a line for each process it starts, and imports matplotlib (by torchmetrics), which
+# Lightning prints a line for each process it starts and imports matplotlib (by torchmetrics), which
 # warns of a home it cannot write to. Set here, before the import, for all processes of a run.
 for package in ("lightning.fabric.utilities", "lightning.pytorch.utilities"):
     logging.getLogger(package).setLevel(logging.WARNING)
