@@ -1,4 +1,4 @@
-"""What must not change a result: processes, their number, the order of clients, the defense."""
+"""engine.launch, end to end: processes never change a result, and end together."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fedbench.plan import Plan
 
 pytestmark = pytest.mark.slow
 
-NORMED = """
+BATCH_NORM_MODEL = """
 from dataclasses import dataclass
 
 from torch import nn
@@ -42,9 +42,9 @@ from torch import nn
 from fedbench.models import MODELS, Model
 
 
-@MODELS.register("normed")
+@MODELS.register("batch_norm")
 @dataclass(frozen=True)
-class Normed(Model):
+class BatchNormNet(Model):
     width: int = 16
 
     def build(self, sample_shape, n_classes):
@@ -58,7 +58,7 @@ class Normed(Model):
         )
 """
 
-RECORDER = """
+UPDATE_RECORDER = """
 import hashlib
 from dataclasses import dataclass
 
@@ -67,9 +67,9 @@ import torch
 from fedbench.defense import DEFENSES, Defense, mean_of
 
 
-@DEFENSES.register("recorder")
+@DEFENSES.register("update_recorder")
 @dataclass(frozen=True)
-class Recorder(Defense):
+class UpdateRecorder(Defense):
     keep: int = 1
 
     def init(self):
@@ -81,8 +81,8 @@ class Recorder(Defense):
 """
 
 
-def on(devices: int, *overrides: str, cwd: Path, env: dict[str, str] | None = None) -> Path:
-    """The folder of the run on so many processes."""
+def run_on(devices: int, *overrides: str, cwd: Path, env: dict[str, str] | None = None) -> Path:
+    """Run on this number of processes; return the run directory."""
     out = f"on{devices}"
     command = [*overrides, f"executor.devices={devices}", f"out={out}"]
     ended = fedbench(*command, cwd=cwd, env=env)
@@ -92,7 +92,7 @@ def on(devices: int, *overrides: str, cwd: Path, env: dict[str, str] | None = No
 
 def test_two_processes_give_the_bits_of_one(tmp_path: Path) -> None:
     command = ["defense=krum", "n_clients=[3,5]", "pool=7", "pmr=0.4"]
-    one, two = (on(devices, *command, cwd=tmp_path) for devices in (1, 2))
+    one, two = (run_on(devices, *command, cwd=tmp_path) for devices in (1, 2))
     assert one.name == two.name
     assert result(one) == result(two)
     assert [len(record["clients"]) for record in rounds(two)] == [4, 5, 3]
@@ -103,39 +103,41 @@ def test_two_processes_give_the_bits_of_one(tmp_path: Path) -> None:
 def test_two_processes_give_the_bits_of_one_with_batch_norm(tmp_path: Path) -> None:
     plugins = install(
         tmp_path / "site",
-        "[fedbench.models]\nnormed = theirs:Normed\n",
-        NORMED,
-        {"model/normed": "name: normed\nwidth: 16\n"},
+        "[fedbench.models]\nbatch_norm = theirs:BatchNormNet\n",
+        BATCH_NORM_MODEL,
+        {"model/batch_norm": "name: batch_norm\nwidth: 16\n"},
     )
-    command = [plugins.searchpath, "model=normed", "n_clients=3", "rounds=2", "pmr=0.34"]
-    one, two = (on(devices, *command, cwd=tmp_path, env=plugins.env) for devices in (1, 2))
+    command = [plugins.searchpath, "model=batch_norm", "n_clients=3", "rounds=2", "pmr=0.34"]
+    one, two = (run_on(devices, *command, cwd=tmp_path, env=plugins.env) for devices in (1, 2))
     assert one.name == two.name
     assert result(one) == result(two)
     buffers = checkpoint(two / "checkpoint.pt")["buffers"]
     assert buffers.shape == (32,)
-    assert buffers[16:].ne(1).all(), "the running variances never left their start"
+    assert buffers[16:].ne(1).all(), "running variances never changed"
 
 
 @pytest.mark.parametrize(
     "settings",
     [["executor=vectorized", "executor.stack=2"], ["executor.threads=2"]],
-    ids=["vectorized", "spawned"],  # processes that have threads are not forked
+    ids=["vectorized", "spawned"],  # processes with several threads are not forked
 )
-def test_two_processes_give_the_bits_of_one_however_they_train(
+def test_two_processes_give_the_bits_of_one_with_other_executors(
     settings: list[str], tmp_path: Path
 ) -> None:
     data = ["partition=dirichlet", "pretrain_non_iid=0", "n_clients=[3,6]"]
     command = [*settings, *data, "model.hidden=[16]", "attack.epochs=2", "rounds=2"]
-    one, two = (on(devices, *command, "pmr=0.34", cwd=tmp_path) for devices in (1, 2))
+    one, two = (run_on(devices, *command, "pmr=0.34", cwd=tmp_path) for devices in (1, 2))
     assert result(one) == result(two)
 
 
 def test_more_processes_than_clients(tmp_path: Path) -> None:
-    one, two = (on(devices, "n_clients=1", "pmr=1", "rounds=1", cwd=tmp_path) for devices in (1, 2))
+    one, two = (
+        run_on(devices, "n_clients=1", "pmr=1", "rounds=1", cwd=tmp_path) for devices in (1, 2)
+    )
     assert result(one) == result(two)
 
 
-def test_a_mistake_in_several_processes_is_told_in_one_line(tmp_path: Path) -> None:
+def test_user_errors_on_several_processes_print_one_line(tmp_path: Path) -> None:
     command = ["executor.devices=2", "dataset=mnist", "dataset.root=nowhere"]
     ended = fedbench(*command, cwd=tmp_path)
     assert ended.code not in (0, None)
@@ -146,7 +148,7 @@ def test_a_mistake_in_several_processes_is_told_in_one_line(tmp_path: Path) -> N
     assert len(ended.err) == 1, "\n".join(ended.err)
 
 
-def interrupted(to_all: bool, cwd: Path) -> Ended:
+def run_and_interrupt(to_all: bool, cwd: Path) -> Ended:
     process = start("executor.devices=2", "rounds=30", cwd=cwd)
     assert process.stdout is not None
     while "round 2/30" not in (line := process.stdout.readline()):
@@ -159,18 +161,18 @@ def interrupted(to_all: bool, cwd: Path) -> Ended:
 
 
 @pytest.mark.parametrize("to_all", [True, False], ids=["terminal", "kill -INT"])
-def test_an_interrupt_stops_all_processes(to_all: bool, tmp_path: Path) -> None:
-    ended = interrupted(to_all, tmp_path)
+def test_interrupt_stops_all_processes(to_all: bool, tmp_path: Path) -> None:
+    ended = run_and_interrupt(to_all, tmp_path)
     assert ended.code == 130
     assert not any("Traceback" in line for line in ended.err), ended.err
-    assert len(rounds(run_folder(tmp_path / "runs"))) < 30, "it went on to the end"
+    assert len(rounds(run_folder(tmp_path / "runs"))) < 30, "the run was not interrupted"
     assert sum("the same command resumes it" in line for line in ended.out) == 1
 
 
-def test_a_seed_gives_the_same_bits_in_any_process_and_another_seed_others(tmp_path: Path) -> None:
+def test_results_depend_on_the_seed_and_not_on_the_process(tmp_path: Path) -> None:
     command = ["rounds=2", "partition=dirichlet", "attack=constrain_and_scale"]
     succeed(*command, "out=first", cwd=tmp_path, env={"PYTHONHASHSEED": "1"})
-    sweep = ["-m", "seed=1,0", *command, "out=second"]  # another seed before it in the process
+    sweep = ["-m", "seed=1,0", *command, "out=second"]  # seed 0 follows another run in its process
     succeed(*sweep, cwd=tmp_path, env={"PYTHONHASHSEED": "2"})
     first = run_folder(tmp_path / "first")
     same = tmp_path / "second" / "default" / first.name
@@ -180,29 +182,29 @@ def test_a_seed_gives_the_same_bits_in_any_process_and_another_seed_others(tmp_p
         assert value != result(first)[part], part
 
 
-def test_the_first_updates_do_not_depend_on_the_defense(tmp_path: Path) -> None:
+def test_first_updates_do_not_depend_on_the_defense(tmp_path: Path) -> None:
     plugins = install(
         tmp_path / "site",
-        "[fedbench.defenses]\nrecorder = theirs:Recorder\n",
-        RECORDER,
-        {"defense/recorder": "name: recorder\nkeep: 1\n"},
+        "[fedbench.defenses]\nupdate_recorder = theirs:UpdateRecorder\n",
+        UPDATE_RECORDER,
+        {"defense/update_recorder": "name: update_recorder\nkeep: 1\n"},
     )
-    sweep = ["-m", plugins.searchpath, "defense=recorder", "defense.keep=1,4", "pmr=0.34"]
+    sweep = ["-m", plugins.searchpath, "defense=update_recorder", "defense.keep=1,4", "pmr=0.34"]
     succeed(*sweep, "pool=8", cwd=tmp_path, env=plugins.env)
-    one, other = run_folders(tmp_path / "runs")
-    seen, otherwise = (checkpoint(run / "checkpoint.pt")["defense_state"] for run in (one, other))
-    assert len(set(seen[0])) == 6  # each client trains for itself
-    assert seen[0] == otherwise[0]
-    assert not set(seen[1]) & set(otherwise[1])  # from here on the global models differ
+    runs = run_folders(tmp_path / "runs")
+    one, other = (checkpoint(run / "checkpoint.pt")["defense_state"] for run in runs)
+    assert len(set(one[0])) == 6  # updates of all clients differ
+    assert one[0] == other[0]
+    assert not set(one[1]) & set(other[1])  # from now on, the global models differ
 
-    def who(run: Path) -> list[list[tuple[int, bool]]]:
+    def participants(run: Path) -> list[list[tuple[int, bool]]]:
         return [[(c["id"], c["malicious"]) for c in record["clients"]] for record in rounds(run)]
 
-    assert who(one) == who(other)
+    assert participants(runs[0]) == participants(runs[1])
 
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
-def test_neither_the_order_of_clients_nor_the_split_over_devices_matters(executor: str) -> None:
+def test_results_do_not_depend_on_the_order_or_assignment_of_groups(executor: str) -> None:
     from fedbench.engine.client_runner import ClientRunner
     from fedbench.engine.launch import make_fabric
     from fedbench.engine.parameters import FlatModel
@@ -248,50 +250,48 @@ def small_config(executor: str) -> RunConfig:
     return replace(config, n_clients=5, pmr=0.4, local_epochs=1)
 
 
-NET = """
+FAILING_NETWORK = """
 import os
 import signal
 
 import torch
 
 
-class Net(torch.nn.Sequential):
-    # Something happens on one rank, after some rounds.
+class FailingNetwork(torch.nn.Sequential):
+    # Raises, or kills its process, on one rank after some rounds.
 
-    def __init__(self, what, rank):
+    def __init__(self, failure, rank):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(784, 10))
-        self.what, self.rank, self.steps = what, rank, 0
+        self.failure, self.rank, self.steps = failure, rank, 0
 
     def forward(self, x):
         several = torch.distributed.is_initialized()
         rank = torch.distributed.get_rank() if several else 0
         self.steps += self.training
         if self.training and self.steps > 400 and rank == self.rank:
-            if self.what == "raise":
-                raise ArithmeticError("out of order")
+            if self.failure == "raise":
+                raise ArithmeticError("broken layer")
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
 """
 
 
-def broken(what: str, rank: int, devices: int, cwd: Path) -> tuple[Ended, Path]:
-    """How a run ends in which something happens to one of its processes, and its folder."""
-    (cwd / "theirs.py").write_text(NET)
-    arguments = [f"+model.arguments.what={what}", f"+model.arguments.rank={rank}"]
-    model = ["model=custom", "model.target=theirs.Net", *arguments]
+def run_and_fail(failure: str, rank: int, devices: int, cwd: Path) -> tuple[Ended, Path]:
+    """Run until one rank raises or is killed; return its output and run directory."""
+    (cwd / "theirs.py").write_text(FAILING_NETWORK)
+    arguments = [f"+model.arguments.failure={failure}", f"+model.arguments.rank={rank}"]
+    model = ["model=custom", "model.target=theirs.FailingNetwork", *arguments]
     ended = fedbench(f"executor.devices={devices}", *model, "rounds=50", cwd=cwd)
     return ended, run_folder(cwd / "runs")
 
 
 @pytest.mark.parametrize(("devices", "rank"), [(1, 0), (2, 0), (2, 1)])
-def test_a_client_that_raises_ends_the_run_as_failed(
-    devices: int, rank: int, tmp_path: Path
-) -> None:
-    """Only one of the processes trains that client; the other must not wait for it forever."""
-    ended, folder = broken("raise", rank, devices, tmp_path)
+def test_run_fails_if_a_client_raises(devices: int, rank: int, tmp_path: Path) -> None:
+    """The other processes must not wait forever for the one that raised."""
+    ended, folder = run_and_fail("raise", rank, devices, tmp_path)
     assert ended.code == 1
     (line,) = ended.err
-    reason = r"client \d+ in round \d+: ArithmeticError: out of order"
+    reason = r"client \d+ in round \d+: ArithmeticError: broken layer"
     assert re.fullmatch(f"fedbench: {reason}", line), line
     assert summary(folder)["status"] == "failed"
     assert re.search(reason, summary(folder)["error"])
@@ -299,8 +299,8 @@ def test_a_client_that_raises_ends_the_run_as_failed(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_that_dies_ends_the_run_as_failed(rank: int, tmp_path: Path) -> None:
-    ended, folder = broken("kill", rank, 2, tmp_path)
+def test_run_fails_if_a_worker_dies(rank: int, tmp_path: Path) -> None:
+    ended, folder = run_and_fail("kill", rank, 2, tmp_path)
     assert ended.code == 1
     (line,) = ended.err
     assert line.startswith(f"fedbench: worker process {rank + 1} of 2 died (SIGKILL)"), line
@@ -309,14 +309,14 @@ def test_a_worker_that_dies_ends_the_run_as_failed(rank: int, tmp_path: Path) ->
     assert processes_in(tmp_path) == []
 
 
-def test_a_bug_of_a_plugin_keeps_its_traceback_on_several_processes(tmp_path: Path) -> None:
+def test_plugin_bugs_keep_their_traceback_on_several_processes(tmp_path: Path) -> None:
     plugins = install(
         tmp_path / "site",
-        "[fedbench.defenses]\nrecorder = theirs:Recorder\n",
-        RECORDER.replace("rows = ", "rows = 1 / (1 - view.index) and "),
-        {"defense/recorder": "name: recorder\nkeep: 1\n"},
+        "[fedbench.defenses]\nupdate_recorder = theirs:UpdateRecorder\n",
+        UPDATE_RECORDER.replace("rows = ", "rows = 1 / (1 - view.index) and "),
+        {"defense/update_recorder": "name: update_recorder\nkeep: 1\n"},
     )
-    command = [plugins.searchpath, "defense=recorder", "executor.devices=2"]
+    command = [plugins.searchpath, "defense=update_recorder", "executor.devices=2"]
     ended = fedbench(*command, cwd=tmp_path, env=plugins.env)
     assert ended.code == 1
     assert any("theirs.py" in line for line in ended.err)
@@ -326,7 +326,7 @@ def test_a_bug_of_a_plugin_keeps_its_traceback_on_several_processes(tmp_path: Pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_a_run_that_is_killed(number: signal.Signals, tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_run(number: signal.Signals, tmp_path: Path) -> None:
     process = start("executor.devices=2", "rounds=1000", cwd=tmp_path)
     assert process.stdout is not None
     while "round 1/1000" not in (line := process.stdout.readline()):
@@ -342,18 +342,18 @@ def test_no_process_outlives_a_run_that_is_killed(number: signal.Signals, tmp_pa
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Those whose working folder it is."""
+    """Return the ids of processes with this working directory."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (process / "cwd").readlink() == folder:
                 found.append(int(process.name))
-        except OSError:  # it has ended, or is another's
+        except OSError:  # it has ended, or belongs to another user
             continue
     return found
 
 
-WHEREABOUTS = """
+PROCESS_RECORDER = """
 import os
 from dataclasses import dataclass
 
@@ -362,9 +362,9 @@ import torch
 from fedbench.defense import DEFENSES, Defense, mean_of
 
 
-@DEFENSES.register("whereabouts")
+@DEFENSES.register("process_recorder")
 @dataclass(frozen=True)
-class Whereabouts(Defense):
+class ProcessRecorder(Defense):
     number: int = 0
 
     def init(self):
@@ -375,31 +375,31 @@ class Whereabouts(Defense):
         parallel = int(os.environ.get("FEDBENCH_PARALLEL", 0))
         with open(f"/proc/{os.getppid()}/cmdline") as parent:
             forked = "forkserver" in parent.read()
-        known = {"pid": os.getpid(), "parallel": parallel, "forked": forked}
-        return mean_of(updates, everyone), known
+        process = {"pid": os.getpid(), "parallel": parallel, "forked": forked}
+        return mean_of(updates, everyone), process
 """
 
 
-def whereabouts(site: Path) -> Plugins:
+def install_process_recorder(site: Path) -> Plugins:
     return install(
         site,
-        "[fedbench.defenses]\nwhereabouts = theirs:Whereabouts\n",
-        WHEREABOUTS,
-        {"defense/whereabouts": "name: whereabouts\nnumber: 0\n"},
+        "[fedbench.defenses]\nprocess_recorder = theirs:ProcessRecorder\n",
+        PROCESS_RECORDER,
+        {"defense/process_recorder": "name: process_recorder\nnumber: 0\n"},
     )
 
 
-def test_runs_of_a_sweep_go_on_side_by_side(tmp_path: Path) -> None:
-    """In two processes, of which each serves several runs; the others have the same numbers."""
-    plugins = whereabouts(tmp_path / "site")
-    command = [plugins.searchpath, "defense=whereabouts"]
+def test_sweep_runs_in_parallel_processes(tmp_path: Path) -> None:
+    """Two processes share five runs; results equal those of a run without a sweep."""
+    plugins = install_process_recorder(tmp_path / "site")
+    command = [plugins.searchpath, "defense=process_recorder"]
     sweep = ["-m", *command, "defense.number=0,1,2,3,4", "hydra.launcher.n_jobs=2"]
     succeed(*sweep, cwd=tmp_path, env=plugins.env)
     runs = run_folders(tmp_path / "runs")
     states = [checkpoint(run / "checkpoint.pt")["defense_state"] for run in runs]
     assert len({state["pid"] for state in states}) == 2
     assert [state["parallel"] for state in states] == [2] * 5
-    assert all(state["forked"] for state in states)  # of a process that has imported all
+    assert all(state["forked"] for state in states)  # from a process with all imports
     succeed(*command, "out=alone", cwd=tmp_path, env=plugins.env)
     alone = run_folder(tmp_path / "alone")
     assert rounds_without_time(tmp_path / "runs" / "default" / alone.name) == (
@@ -407,10 +407,9 @@ def test_runs_of_a_sweep_go_on_side_by_side(tmp_path: Path) -> None:
     )
 
 
-def test_a_sweep_of_one_run_at_a_time_stays_in_its_process(tmp_path: Path) -> None:
-    """And ends with no other: it may have been left to itself on purpose."""
-    plugins = whereabouts(tmp_path / "site")
-    sweep = ["-m", plugins.searchpath, "defense=whereabouts", "defense.number=0,1", "rounds=1"]
+def test_sweep_of_one_run_at_a_time_stays_in_its_process(tmp_path: Path) -> None:
+    plugins = install_process_recorder(tmp_path / "site")
+    sweep = ["-m", plugins.searchpath, "defense=process_recorder", "defense.number=0,1", "rounds=1"]
     succeed(*sweep, "hydra.launcher.n_jobs=1", cwd=tmp_path, env=plugins.env)
     runs = run_folders(tmp_path / "runs")
     states = [checkpoint(run / "checkpoint.pt")["defense_state"] for run in runs]
@@ -422,14 +421,14 @@ def rounds_without_time(folder: Path) -> list[dict[str, Any]]:
     return [{**record, "seconds": None} for record in rounds(folder)]
 
 
-def test_a_sweep_pretrains_on_all_cores(tmp_path: Path) -> None:
-    """While the other run waits for it; with the numbers of one process."""
+def test_sweep_pretrains_on_all_cores(tmp_path: Path) -> None:
+    """The other run waits; the model equals that of one process."""
     long = ["local_epochs=5", "rounds=4", "defense=fedavg,median"]  # 250,000 labels
     env = {"LOKY_MAX_CPU_COUNT": "2"}
     ended = succeed("-m", *long, "hydra.launcher.n_jobs=2", cwd=tmp_path, env=env)
-    told = [line for line in ended.out if "pretraining: " in line]
+    printed = [line for line in ended.out if "pretraining: " in line]
     if (os.cpu_count() or 1) >= 2:
-        assert [line.rpartition("pretraining: ")[2] for line in told] == [
+        assert [line.rpartition("pretraining: ")[2] for line in printed] == [
             "sequential on 2 processes"
         ]
     assert not any("stopped" in line for line in ended.out)
@@ -439,15 +438,15 @@ def test_a_sweep_pretrains_on_all_cores(tmp_path: Path) -> None:
     assert fingerprint(checkpoint(shared)) == fingerprint(checkpoint(alone))
 
 
-def test_the_last_run_of_a_sweep_takes_the_cores_that_others_leave(tmp_path: Path) -> None:
-    """With the numbers of one process."""
+def test_last_run_of_a_sweep_uses_the_cores_of_finished_runs(tmp_path: Path) -> None:
+    """Results equal those of one process."""
     long = ["local_epochs=5", "rounds=4"]  # 250,000 labels
     ended = succeed(
         "-m", *long, "defense=fedavg,median,krum", "hydra.launcher.n_jobs=2", cwd=tmp_path
     )
     if (os.cpu_count() or 1) >= 2:
-        said = [line for line in ended.out if re.search("  sequential on . process", line)]
-        assert sorted(re.split(" constrain| on ", line)[0::2] for line in said) == [
+        printed = [line for line in ended.out if re.search("  sequential on . process", line)]
+        assert sorted(re.split(" constrain| on ", line)[0::2] for line in printed) == [
             ["fedavg", "1 process"],
             ["krum", "2 processes"],
             ["median", "1 process"],
@@ -457,15 +456,15 @@ def test_the_last_run_of_a_sweep_takes_the_cores_that_others_leave(tmp_path: Pat
     assert result(tmp_path / "runs" / "default" / alone.name) == result(alone)
 
 
-def test_a_process_of_a_sweep_that_dies_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "theirs.py").write_text(NET)
-    arguments = ["+model.arguments.what=kill", "+model.arguments.rank=0", "executor.devices=1"]
-    model = ["model=custom", "model.target=theirs.Net", *arguments]
+def test_dead_process_of_a_sweep_prints_one_line(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(FAILING_NETWORK)
+    arguments = ["+model.arguments.failure=kill", "+model.arguments.rank=0", "executor.devices=1"]
+    model = ["model=custom", "model.target=theirs.FailingNetwork", *arguments]
     ended = fedbench("-m", "defense=fedavg,median", *model, "rounds=50", cwd=tmp_path)
     assert ended.code == 1
-    told = [line for line in ended.err if line.startswith("fedbench: ")]
-    assert len(told) == 1, ended.err
-    assert "a process of the sweep was killed" in told[0]
+    errors = [line for line in ended.err if line.startswith("fedbench: ")]
+    assert len(errors) == 1, ended.err
+    assert "a process of the sweep was killed" in errors[0]
     for folder in run_folders(tmp_path / "runs"):
         assert summary(folder)["status"] == "failed"
     assert processes_in(tmp_path) == []

@@ -46,7 +46,7 @@ Array = NDArray[np.float32]
 
 
 def exchange(fabric: Fabric, clients_by_rank: list[list[int]]) -> Array:
-    """What rank 0 holds of six clients; values encode the client and the rank that trained it."""
+    """Return rank 0's rows of six clients; values encode the client and its rank."""
     rank = fabric.global_rank
     own = range(6) if rank == 0 else clients_by_rank[rank]
     results = {i: FlatModel(torch.full((3,), -1.0), torch.full((2,), -1.0)) for i in own}
@@ -69,7 +69,7 @@ def test_rank_0_gets_every_row(clients_by_rank: list[list[int]]) -> None:
 
 
 def trained(fabric: Fabric, n_available: int) -> tuple[Array, Array, list[float | None]] | None:
-    """Results of a rank group of which `n_available` ranks may work, and its transport."""
+    """Train and evaluate on a rank group of which `n_available` ranks may work."""
     config = RunConfig(
         defense={"name": "fedavg"},
         dataset={"name": "fmnist_sample"},
@@ -101,8 +101,8 @@ def trained(fabric: Fabric, n_available: int) -> tuple[Array, Array, list[float 
 
 
 @pytest.mark.slow
-def test_the_number_of_ranks_changes_no_bit() -> None:
-    """Also if one of two ranks has to wait, as while another run of a sweep uses its core."""
+def test_number_of_ranks_changes_no_bit() -> None:
+    """Not even if one of two ranks must wait for a core that another run of the sweep uses."""
     cases = [(2, 2), (2, 1), (1, 1)]
     both, waiting, alone = (
         launch(Sequential(), devices, trained, n_available) for devices, n_available in cases
