@@ -69,7 +69,7 @@ def test_rank_0_gets_every_row(clients_by_rank: list[list[int]]) -> None:
 
 
 def trained(fabric: Fabric, n_available: int) -> tuple[Array, Array, list[float | None]] | None:
-    """Train and evaluate on a rank group of which `n_available` ranks may work."""
+    """Train and evaluate with `n_available` working ranks."""
     config = RunConfig(
         defense={"name": "fedavg"},
         dataset={"name": "fmnist_sample"},
