@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO, Any
 
 from rich.console import Console
-from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    Progress,
+    RenderableColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 from rich.text import Text
 
-BAR_WIDTH = 20
 PRETRAIN_INTERVAL = 10.0  # seconds between lines while pretraining
 
 
@@ -37,19 +44,34 @@ def kept(clients: list[Mapping[str, Any]]) -> str:
     return f"{sum(verdicts)}/{len(clients)}" if verdicts else "-"
 
 
-def clock(seconds: float) -> str:
-    """Format as `1:01` or `1:01:01`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{hours}:{minutes_left:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+class Output:
+    """A text file that turns silent when it can no longer be written, so that the run goes on.
+
+    When `head` closed the pipe or the terminal is gone, /dev/null takes the place of the file.
+    Other prints and Python's exit then succeed as well.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> None:
+        encoding = getattr(self._file, "encoding", None) or "utf-8"
+        try:
+            self._file.write(text.encode(encoding, "replace").decode(encoding))
+            self._file.flush()
+        except (OSError, ValueError):  # ValueError: the file object itself was closed
+            with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._file.fileno())
+
+    def flush(self) -> None:
+        """Do nothing: `write` flushes."""
 
 
 class Display:
-    """Prints the progress of one run. Round 0 of rounds.jsonl is shown as round 1.
-
-    If output can no longer be written (`head` closed the pipe, the terminal is gone), the display
-    turns silent and the run goes on.
-    """
+    """Prints the progress of one run. Round 0 of rounds.jsonl is shown as round 1."""
 
     def __init__(
         self,
@@ -60,40 +82,37 @@ class Display:
         live: bool = True,
     ) -> None:
         self.title = title
-        self.total_rounds = total_rounds
-        self.first_round = first_round
         # With FORCE_COLOR, rich would draw a live line even into a pipe. sys.stdout is None if the
         # process was started with stdout closed.
         tty = bool(sys.stdout) and sys.stdout.isatty()
         self._console = console or Console(force_terminal=None if tty else False)
-        self._may_live = live
-        self._live: Live | None = None
-        self._silent = False
+        self._console.file = Output(self._console.file)  # type: ignore[assignment]
         self._closed = False
-        self._measured = ""
-        self._started = time.monotonic()
         self._last_pretrain_line = float("-inf")
-        self._begin("round", first_round, total_rounds)
+        self._progress = Progress(
+            # On a narrow terminal, the bar shrinks first, then the title.
+            RenderableColumn(Text(title, "bold", no_wrap=True, overflow="ellipsis")),
+            BarColumn(None, table_column=Column(ratio=1)),
+            TextColumn("{task.description} {task.completed}/{task.total}{task.fields[measured]}"),
+            TimeElapsedColumn(Column(no_wrap=True)),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            console=self._console,
+            speed_estimate_period=float("inf"),  # a round may take longer than rich's 30 seconds
+            transient=True,
+            expand=True,
+            disable=not (live and self._console.is_interactive),
+        )
+        self._pretraining = self._progress.add_task("pretrain", visible=False, measured="")
+        self._rounds = self._progress.add_task(
+            "round", total=total_rounds, completed=first_round, measured=""
+        )
 
     def __enter__(self) -> Display:
-        terminal = self._console.is_terminal and not self._console.is_dumb_terminal
-        if terminal and self._may_live:
-            live = Live(
-                get_renderable=self._line,
-                console=self._console,
-                refresh_per_second=4,
-                transient=True,
-            )
-            self._guarded(lambda: live.start(refresh=True))
-            self._live = live
+        self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close(None)
 
     def say(self, line: str) -> None:
@@ -102,27 +121,22 @@ class Display:
 
     def pretrain(self, done: int, total: int) -> None:
         """Show that `done` of `total` benign rounds before round 0 are trained."""
-        if self._phase == "pretrain":
-            self._step(done)
-        else:
-            self._begin("pretrain", done, total)
+        over = done == total
+        self._progress.update(self._pretraining, total=total, completed=done, visible=not over)
+        self._progress.update(self._rounds, visible=over)
         due = time.monotonic() - self._last_pretrain_line >= PRETRAIN_INTERVAL
-        if self._live is None and (due or done == total):
+        if not self._progress.live.is_started and (due or over):
             self._last_pretrain_line = time.monotonic()
-            self.say(f"{self.title}  {self._where()}")
-        if done == total:
-            self._begin("round", self.first_round, self.total_rounds)
+            self.say(f"{self.title}  pretrain {done}/{total}")
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Show a completed round; `record` is its line of rounds.jsonl."""
-        self._measured = (
-            f"  MA {percent(record['MA'])}  BA {percent(record['BA'])}"
-            f"  kept {kept(record['clients'])}"
-        )
-        self._step(record["round"] + 1)
-        if self._live is None:
+        rates = f"MA {percent(record['MA'])}  BA {percent(record['BA'])}"
+        measured = f"  {rates}  kept {kept(record['clients'])}"
+        self._progress.update(self._rounds, completed=record["round"] + 1, measured=measured)
+        if not self._progress.live.is_started:
             seconds = duration(sum(record["seconds"].values()))
-            self.say(f"{self.title}  {self._where()}{self._measured}  {seconds}")
+            self.say(f"{self.title}  {self._where()}{measured}  {seconds}")
 
     def close(self, summary: Mapping[str, Any] | None, skipped: bool = False) -> None:
         """Print how the run ended and stop the display; later calls do nothing.
@@ -130,13 +144,10 @@ class Display:
         `summary` is the content of summary.json, None for an interrupted run. `skipped` means that
         an earlier command finished the run.
         """
-        if self._closed:
-            return
-        self._closed = True
-        if self._live is not None:
-            self._guarded(self._live.stop)
-            self._live = None
-        self._print(Text.assemble((self.title, "bold"), "  ", self._ending(summary, skipped)))
+        if not self._closed:
+            self._closed = True
+            self._progress.live.stop()
+            self._print(Text.assemble((self.title, "bold"), "  ", self._ending(summary, skipped)))
 
     def _ending(self, summary: Mapping[str, Any] | None, skipped: bool) -> Text:
         if summary is None:
@@ -151,71 +162,10 @@ class Display:
             (f"finished in {duration(summary['seconds'])}:", "green"), " ", numbers
         )
 
-    def _begin(self, phase: str, done: int, total: int) -> None:
-        self._phase, self._done, self._total = phase, done, total
-        # Time per round is measured from here: an earlier process may have done the rounds before.
-        self._begun_at, self._begun = done, time.monotonic()
-        self._last_step = self._begun
-
-    def _step(self, done: int) -> None:
-        self._done = done
-        self._last_step = time.monotonic()
-
     def _where(self) -> str:
-        return f"{self._phase} {self._done}/{self._total}"
-
-    def _line(self) -> Text:
-        """Return the live line; on a narrow terminal without bar, title or times."""
-        now = time.monotonic()
-        status = f"{self._where()}{self._measured}  {clock(now - self._started)}"
-        if self._done > self._begun_at:
-            per_step = (self._last_step - self._begun) / (self._done - self._begun_at)
-            left = per_step * (self._total - self._done) - (now - self._last_step)
-            status += f"  left {clock(max(left, 0.0))}"
-        line = Text(no_wrap=True, overflow="crop")
-        width = self._console.width - len(status) - 2
-        if width >= 8:
-            cut = len(self.title) > width
-            line.append(self.title[: width - 2] + ".." if cut else self.title, "bold")
-            line.append("  ")
-        if width >= len(self.title) + BAR_WIDTH + 2:
-            full, empty = "━─" if self._console.encoding.startswith("utf") else "#-"
-            filled = BAR_WIDTH * self._done // max(self._total, 1)
-            line.append(full * filled, "green")
-            line.append(empty * (BAR_WIDTH - filled) + "  ", "dim")
-        return line.append(status)
+        task = next(task for task in self._progress.tasks if task.visible)
+        return f"{task.description} {task.completed}/{task.total}"
 
     def _print(self, text: Text) -> None:
-        if self._console.is_terminal:
-            self._guarded(lambda: self._console.print(text, highlight=False))
-        else:
-            self._guarded(lambda: self._write(text.plain))
-
-    def _write(self, line: str) -> None:
-        # Not through rich, which exits the process when the pipe is closed.
-        encoding = self._console.encoding
-        printable = "".join(char if char.isprintable() else " " for char in line)
-        file = self._console.file
-        file.write(printable.encode(encoding, "replace").decode(encoding) + "\n")
-        file.flush()
-
-    def _guarded(self, write: Callable[[], None]) -> None:
-        if self._silent:
-            return
-        try:
-            write()
-        except (OSError, ValueError):  # ValueError: the file object itself was closed
-            self._silent = True
-            if self._console.file is sys.stdout:
-                _discard_stdout()
-
-
-def _discard_stdout() -> None:
-    """Redirect the closed stdout to /dev/null, so that other prints and Python's exit succeed."""
-    try:
-        descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+        text.plain = "".join(char if char.isprintable() else " " for char in text.plain)
+        self._console.print(text, soft_wrap=not self._console.is_terminal)
