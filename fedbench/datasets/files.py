@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from torch import Tensor
 
 from fedbench.errors import UserError
 from fedbench.results.storage import write_atomically
+
+PlainFile = BufferedReader | gzip.GzipFile
 
 ASSETS = Path(__file__).parent.parent / "assets"
 UINT8 = 0x08  # idx type code; these data sets use no other
@@ -66,6 +69,15 @@ def reading(path: Path, expected: str = "a file", *errors: type[Exception]) -> I
     except failures as error:
         reason = textwrap.shorten(str(getattr(error, "strerror", None) or error), 100)
         raise UserError(f"{path}: cannot be read ({reason}), expected {expected}") from error
+
+
+@contextmanager
+def decompressed(path: Path, expected: str = "an intact file") -> Iterator[PlainFile]:
+    """Open a file that may be gzipped; raise errors as `reading` does."""
+    with reading(path, expected), path.open("rb") as file:
+        # Check the content, not the name: browsers and mirrors unpack .gz files but keep the name.
+        is_gzip = file.peek(2).startswith(b"\x1f\x8b")
+        yield gzip.GzipFile(fileobj=file) if is_gzip else file
 
 
 def read_arrays(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> list[Tensor]:
@@ -142,7 +154,8 @@ def read_idx(path: Path, n_dims: int, sha256: str | None = None) -> Tensor:
     big-endian uint32, the elements. Any other content or size, or another `sha256`, raises a
     UserError.
     """
-    data = _read_bytes(path)
+    with decompressed(path) as file:
+        data = bytearray(file.read())  # torch.frombuffer needs a writable buffer
     header = 4 * (1 + n_dims)
     magic = UINT8 << 8 | n_dims
     if len(data) < header:
@@ -180,15 +193,6 @@ def _lines(path: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def _read_bytes(path: Path) -> bytearray:
-    with reading(path, "an intact file"):
-        data = path.read_bytes()
-        # Check the content, not the name: browsers and mirrors unpack .gz files but keep the name.
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    return bytearray(data)  # torch.frombuffer needs a writable buffer
-
-
 def read_split(
     images: Path, labels: Path, n_classes: int, sha256: tuple[str | None, str | None] = (None, None)
 ) -> tuple[Tensor, Tensor]:
@@ -208,7 +212,8 @@ def read_cifar(path: Path) -> tuple[Tensor, Tensor]:
     A record is one label byte and 32 x 32 bytes each of red, green and blue. The SHA-256 must match
     the entry for this file name in assets/cifar10.txt.
     """
-    data = _read_bytes(path)
+    with decompressed(path) as file:
+        data = bytearray(file.read())
     record = 1 + 3 * 32 * 32
     if not data or len(data) % record:
         raise UserError(f"{path}: {len(data)} bytes, expected records of {record} bytes")

@@ -225,7 +225,7 @@ class Iot(TrafficSource):
                 print(f"{path}: {capture}", file=sys.stderr)
             for device, packets in packets_by_device(capture, self.devices).items():
                 parts[path.parent, device].append(packets)
-        return {f"{folder} {name}": Packets.join(p) for (folder, name), p in parts.items()}
+        return {f"{folder} {name}": np.concatenate(p) for (folder, name), p in parts.items()}
 
 
 def phase_of(path: Path) -> str:

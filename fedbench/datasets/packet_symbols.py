@@ -12,15 +12,14 @@ burst) and 50 ms (one dialogue).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
+Packets = NDArray[np.void]  # [n] of PACKET, in the order of capture
 
 NO_PORT = -1  # the packet has none: another protocol, or a later fragment
 ICMP, TCP, UDP, ICMP6 = 1, 6, 17, 58  # IP protocol numbers
@@ -40,39 +39,33 @@ N_CODES = int(np.prod(SHAPE))
 OTHER = "other"  # any symbol outside the alphabet
 
 
-@dataclass(frozen=True, eq=False)
-class Packets:
-    """Packets that one device sends and receives, in the order of capture."""
-
-    time: Floats  # [n] seconds
-    outgoing: Bools  # [n] sent by the device
-    protocol: Ints  # [n] IP protocol number
-    local_port: Ints  # [n] the device's; NO_PORT: none
-    remote_port: Ints  # [n]
-    flags: Ints  # [n] of TCP; undefined for other protocols
-    length: Ints  # [n] bytes, including the IP header
-
-    @classmethod
-    def join(cls, parts: Sequence[Packets]) -> Packets:
-        """Concatenate packets."""
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-    def select(self, rows: NDArray[Any]) -> Packets:
-        """Return some of the packets, by index or by mask."""
-        return Packets(*(getattr(self, field.name)[rows] for field in fields(self)))
+# A packet that one device sends or receives
+PACKET = np.dtype(
+    [
+        ("time", "f8"),  # seconds
+        ("outgoing", "?"),  # sent by the device
+        ("protocol", "i4"),  # IP protocol number
+        ("local_port", "i4"),  # the device's; NO_PORT: none
+        ("remote_port", "i4"),
+        ("flags", "i4"),  # of TCP; undefined for other protocols
+        ("length", "i4"),  # bytes, including the IP header
+    ]
+)
 
 
 def symbol_codes(packets: Packets) -> Ints:
     """Return the symbol code of each packet [n], 0 <= code < N_CODES."""
+    protocol = packets["protocol"]
+    protocols = [protocol == TCP, protocol == UDP, np.isin(protocol, (ICMP, ICMP6))]
+    gaps = np.diff(packets["time"], prepend=-np.inf)  # negative if the clock was set back
     features = (
-        packets.outgoing.astype(np.int32),
-        _protocol(packets.protocol),
-        _port_type(packets.local_port),
-        _port_type(packets.remote_port),
-        _flags(packets.flags, packets.protocol),
-        np.searchsorted([40, 80, 160, 320, 640, 1280], packets.length, side="right"),
-        _gap(packets.time),
+        packets["outgoing"].astype(np.int32),
+        np.select(protocols, [0, 1, 2], default=3),
+        np.digitize(packets["local_port"], [0, 1024, 49152]),
+        np.digitize(packets["remote_port"], [0, 1024, 49152]),
+        _flags(packets["flags"], protocol),
+        np.digitize(packets["length"], [40, 80, 160, 320, 640, 1280]),
+        np.digitize(gaps, [0.001, 0.05]),
     )
     return np.ravel_multi_index(features, SHAPE).astype(np.int32)
 
@@ -86,16 +79,7 @@ def symbol_name(code: int) -> str:
     return " ".join([direction, protocol, f"{local}{arrow}{remote}", *rest])
 
 
-def _protocol(numbers: Ints) -> Ints:
-    classes = [numbers == TCP, numbers == UDP, (numbers == ICMP) | (numbers == ICMP6)]
-    return np.select(classes, [0, 1, 2], default=3).astype(np.int32)
-
-
-def _port_type(ports: Ints) -> Ints:
-    return np.searchsorted([0, 1024, 49152], ports, side="right").astype(np.int32)
-
-
-def _flags(flags: Ints, protocol: Ints) -> Ints:
+def _flags(flags: Ints, protocol: Ints) -> NDArray[np.intp]:
     """Classify TCP flags; the first matching kind wins."""
     fin, syn, rst, psh, ack = ((flags & bit) > 0 for bit in (FIN, SYN, RST, PSH, ACK))
     kinds = [
@@ -109,14 +93,7 @@ def _flags(flags: Ints, protocol: Ints) -> Ints:
         (ack, "ACK"),
     ]
     numbers = [FLAGS.index(name) for _, name in kinds]
-    odd = FLAGS.index("odd")
-    return np.select([mask for mask, _ in kinds], numbers, default=odd).astype(np.int32)
-
-
-def _gap(time: Floats) -> Ints:
-    """Classify gaps; a negative gap (clock set back) is in the first range."""
-    gaps = np.diff(time, prepend=-np.inf)  # [n]
-    return np.searchsorted([0.001, 0.05], gaps, side="right").astype(np.int32)
+    return np.select([mask for mask, _ in kinds], numbers, default=FLAGS.index("odd"))
 
 
 @dataclass(frozen=True)
@@ -124,17 +101,16 @@ class Alphabet:
     """Symbols that the network distinguishes, by id; all others have id 0."""
 
     kept: tuple[int, ...]  # codes, starting at id 1
-    size: int  # at least 1 + len(kept)
 
     @classmethod
     def from_streams(cls, streams: Sequence[Ints], size: int) -> Alphabet:
-        """Keep the most frequent codes of all streams, the most frequent first."""
+        """Keep the `size` - 1 most frequent codes of all streams, the most frequent first."""
         counts = sum((np.bincount(s, minlength=N_CODES) for s in streams), np.zeros(N_CODES, int))
         frequent = np.argsort(-counts, kind="stable")[: size - 1]
-        return cls(tuple(int(code) for code in frequent if counts[code]), size)
+        return cls(tuple(int(code) for code in frequent if counts[code]))
 
     def encode(self, stream: Ints) -> Ints:
-        """Map codes [n] to ids [n], 0 <= id < size."""
+        """Map codes [n] to ids [n]."""
         table = np.zeros(N_CODES, np.int32)
         table[list(self.kept)] = np.arange(1, len(self.kept) + 1)
         return table[stream]

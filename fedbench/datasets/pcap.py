@@ -8,11 +8,10 @@ types of the others.
 
 from __future__ import annotations
 
-import gzip
-import mmap
 import struct
-from collections.abc import Callable, Collection
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from io import SEEK_END
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ import numpy as np
 from dpkt import ethernet, ip, ip6, pcap, pcapng  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from fedbench.datasets.files import reading
-from fedbench.datasets.packet_symbols import NO_PORT, TCP, UDP, Floats, Ints, Packets
+from fedbench.datasets.files import PlainFile, decompressed
+from fedbench.datasets.packet_symbols import NO_PORT, PACKET, TCP, UDP, Packets
 from fedbench.errors import UserError
 
 EXPECTED = "a pcap or pcapng capture, plain or gzipped"
@@ -30,7 +29,7 @@ EXPECTED = "a pcap or pcapng capture, plain or gzipped"
 HOME = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 169.254.0.0/16 fc00::/7 fe80::/10"
 HOME_NETWORKS = [ip_network(network) for network in HOME.split()]
 MAPPED = b"\0" * 10 + b"\xff" * 2  # prefix of an IPv4-mapped IPv6 address
-Buffer = bytes | mmap.mmap
+LARGEST_RECORD = 2**27  # bytes; a larger record is damaged
 
 
 def _decode_raw(frame: bytes) -> Any:
@@ -50,64 +49,62 @@ LINK_TYPES: dict[int, tuple[str, Callable[[bytes], Any]]] = {
     **dict.fromkeys((0, 108), ("loopback", lambda frame: _decode_raw(frame[4:]))),
     **dict.fromkeys((12, 14, 101, 228, 229), ("raw IP", _decode_raw)),
 }
+UNKNOWN_LINK = -1
+Frame = tuple[float, int, bytes]  # time in seconds, link type, content
+UNUSABLE: Frame = (0.0, UNKNOWN_LINK, b"")
+
+HEADER = np.dtype(
+    [
+        ("time", "f8"),  # seconds
+        ("source", "S16"),  # IPv6 address; IPv4 ones are mapped
+        ("target", "S16"),
+        ("protocol", "i4"),
+        ("source_port", "i4"),
+        ("target_port", "i4"),
+        ("flags", "i4"),  # of TCP
+        ("length", "i4"),  # bytes, including the IP header
+    ]
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """The n IP packets of a file, in file order."""
+    """The n IP packets of a file."""
 
-    time: Floats  # [n] seconds
-    source: NDArray[np.bytes_]  # [n] IPv6 addresses; IPv4 ones are mapped
-    target: NDArray[np.bytes_]  # [n]
-    protocol: Ints  # [n]
-    source_port: Ints  # [n]
-    target_port: Ints  # [n]
-    flags: Ints  # [n] of TCP
-    length: Ints  # [n] bytes, including the IP header
-    _: KW_ONLY
+    packets: NDArray[np.void]  # [n] of HEADER, in file order
     n_skipped: int  # frames that are not IP, or damaged
     truncated: bool  # the last record is incomplete or invalid
 
     def __str__(self) -> str:
         truncated = "; the file is truncated" if self.truncated else ""
-        return (
-            f"{len(self.time):,} packets; skipped {self.n_skipped:,} non-IP or damaged{truncated}"
-        )
+        skipped = f"skipped {self.n_skipped:,} non-IP or damaged{truncated}"
+        return f"{len(self.packets):,} packets; {skipped}"
 
 
-@dataclass
-class _FrameIndex:
-    """Position of each frame in a file."""
-
-    found: list[tuple[float, int, int, int]] = field(default_factory=list)  # time, start, end, link
-    n_skipped: int = 0
-    truncated: bool = False
+class TruncatedError(Exception):
+    """A record is incomplete or invalid, so the next one cannot be found."""
 
 
 def read_capture(path: Path) -> Capture:
     """Read all IP packets of a file. Raise a UserError if there are none."""
-    data = _read(path)
-    frames = _index_frames(path, data)
-    links = {link for *_, link in frames.found}
+    rows, links, n_frames, truncated = [], set(), 0, False
+    with decompressed(path, EXPECTED) as file:
+        try:
+            for time, link, frame in _frames(path, file):
+                n_frames += 1
+                links.add(link)
+                if (header := decode_frame(frame, link)) is not None:
+                    rows.append((time, *header))
+        except TruncatedError:
+            truncated = True
+            file.seek(0, SEEK_END)  # raises an error if a gzipped file is damaged
+    links.discard(UNKNOWN_LINK)
     if links and not links & LINK_TYPES.keys():
         known = ", ".join(dict.fromkeys(name for name, _ in LINK_TYPES.values()))
         raise UserError(f"{path}: link type {min(links)} is not supported, expected {known}")
-    decoded = (
-        (time, decode_frame(data[start:end], link)) for time, start, end, link in frames.found
-    )
-    rows = [(time, *header) for time, header in decoded if header is not None]
-    n_all = len(frames.found) + frames.n_skipped
     if not rows:
-        raise UserError(f"{path}: none of {n_all} packets is IP, expected some")
-    time, source, target, *numbers = zip(*rows, strict=True)
-    return Capture(
-        np.array(time),
-        np.array(source, "S16"),
-        np.array(target, "S16"),
-        *(np.array(column, np.int32) for column in numbers),
-        n_skipped=n_all - len(rows),
-        truncated=frames.truncated,
-    )
+        raise UserError(f"{path}: none of {n_frames} packets is IP, expected some")
+    return Capture(np.array(rows, HEADER), n_frames - len(rows), truncated)
 
 
 def decode_frame(frame: bytes, link: int) -> tuple[bytes, bytes, int, int, int, int, int] | None:
@@ -141,26 +138,20 @@ def packets_by_device(
     belongs to the sending device, otherwise to the receiving one: a packet between two devices
     belongs to the sender only, and a packet between two other hosts to none.
     """
-    source, target = capture.source, capture.target
+    rows, source, target = capture.packets, capture.packets["source"], capture.packets["target"]
     hosts = np.unique(source)
     wanted = None if chosen is None else {ip_address(text) for text in chosen}
     devices = hosts[[_is_device(host, wanted) for host in hosts]]
     sent = np.isin(source, devices)
+    packets = np.empty(len(rows), PACKET)
+    for name in ("time", "protocol", "flags", "length"):
+        packets[name] = rows[name]
+    packets["outgoing"] = sent
+    packets["local_port"] = np.where(sent, rows["source_port"], rows["target_port"])
+    packets["remote_port"] = np.where(sent, rows["target_port"], rows["source_port"])
     owned = sent | np.isin(target, devices)
     names, owner = np.unique(np.where(sent, source, target)[owned], return_inverse=True)
-    packets = Packets(
-        time=capture.time,
-        outgoing=sent,
-        protocol=capture.protocol,
-        local_port=np.where(sent, capture.source_port, capture.target_port),
-        remote_port=np.where(sent, capture.target_port, capture.source_port),
-        flags=capture.flags,
-        length=capture.length,
-    )
-    order = np.flatnonzero(owned)[np.argsort(owner, kind="stable")]
-    ends = np.cumsum(np.bincount(owner, minlength=len(names)))
-    parts = np.split(order, ends)[:-1]
-    return {str(_address(name)): packets.select(p) for name, p in zip(names, parts, strict=True)}
+    return {str(_address(name)): packets[owned][owner == i] for i, name in enumerate(names)}
 
 
 def _address(raw: bytes) -> IPv4Address | IPv6Address:
@@ -175,34 +166,26 @@ def _is_device(raw: bytes, wanted: Collection[object] | None) -> bool:
     return any(address in network for network in HOME_NETWORKS)
 
 
-def _read(path: Path) -> Buffer:
-    """Return the bytes of a file, decompressed if they are gzipped, whatever its name."""
-    with reading(path, EXPECTED):
-        with path.open("rb") as file:
-            if not (magic := file.read(2)):
-                raise UserError(f"{path}: empty file, expected {EXPECTED}")
-            if magic != b"\x1f\x8b":
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return gzip.decompress(path.read_bytes())
-
-
-def _index_frames(path: Path, data: Buffer) -> _FrameIndex:
-    magic = data[:4]
-    frames = _FrameIndex()
+def _frames(path: Path, file: PlainFile) -> Iterator[Frame]:
+    """Return all frames of a file. The iterator raises TruncatedError at a damaged record."""
+    head = file.read(24)
     for order in "<>":
-        (number,) = struct.unpack(f"{order}I", magic.ljust(4, b"\0"))
-        if number in PCAP and len(data) >= 24:
-            _index_pcap(data, order, *PCAP[number], frames)
-            break
-        if number == pcapng.PCAPNG_BT_SHB and data[8:12] in BYTE_ORDERS:
-            _index_pcapng(data, frames)
-            break
-    else:
-        found = magic.hex(" ") or "no bytes"
-        raise UserError(f"{path}: starts with {found}, expected {EXPECTED}")
-    if not len(frames.found) + frames.n_skipped:
-        raise UserError(f"{path}: no packets, expected some")
-    return frames
+        (magic,) = struct.unpack(f"{order}I", head[:4].ljust(4, b"\0"))
+        if magic in PCAP and len(head) == 24:
+            link = struct.unpack_from(f"{order}I", head, 20)[0] & 0xFFFF  # above: checksum length
+            return _pcap_frames(file, order, link, *PCAP[magic])
+        if magic == pcapng.PCAPNG_BT_SHB and head[8:12] in BYTE_ORDERS:
+            file.seek(0)
+            return _pcapng_frames(file)
+    raise UserError(f"{path}: starts with {head[:4].hex(' ') or 'no bytes'}, expected {EXPECTED}")
+
+
+def _read(file: PlainFile, size: int) -> bytes:
+    """Read exactly `size` bytes."""
+    data = file.read(size) if size <= LARGEST_RECORD else b""
+    if len(data) < size:
+        raise TruncatedError
+    return data
 
 
 # Magic number -> ticks per second, bytes of a record header
@@ -213,55 +196,44 @@ PCAP = {
 }
 
 
-def _index_pcap(data: Buffer, order: str, ticks: float, header: int, frames: _FrameIndex) -> None:
-    record = struct.Struct(f"{order}III")
-    link = struct.unpack_from(f"{order}I", data, 20)[0] & 0xFFFF  # upper bits: checksum length
-    position, end = 24, len(data)
-    while position + header <= end:
-        seconds, fraction, size = record.unpack_from(data, position)
-        start, stop = position + header, position + header + size
-        if stop > end:
-            break
-        frames.found.append((seconds + fraction / ticks, start, stop, link))
-        position = stop
-    frames.truncated = position < end
+def _pcap_frames(
+    file: PlainFile, order: str, link: int, ticks: float, header: int
+) -> Iterator[Frame]:
+    while file.peek(1):
+        seconds, fraction, size = struct.unpack_from(f"{order}III", _read(file, header))
+        yield seconds + fraction / ticks, link, _read(file, size)
 
 
+SECTION = pcapng.PCAPNG_BT_SHB.to_bytes(4)  # the same in both byte orders
 BYTE_ORDERS = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
-PACKET_BLOCKS = {
-    pcapng.PCAPNG_BT_EPB: "I",
-    pcapng.PCAPNG_BT_PB: "Hxx",
-}  # format of the interface id
-SIMPLE_PACKET_BLOCK = 3  # has no timestamp
+PACKET_BLOCKS = {pcapng.PCAPNG_BT_EPB: "I", pcapng.PCAPNG_BT_PB: "Hxx"}  # format of interface ids
 Interface = tuple[int, float, int]  # link type, ticks per second, offset in seconds
 
 
-def _index_pcapng(data: Buffer, frames: _FrameIndex) -> None:
-    position, end, order = 0, len(data), "<"
+def _pcapng_frames(file: PlainFile) -> Iterator[Frame]:
+    order = "<"
     interfaces: list[Interface | None] = []
-    while position < end:
-        if data[position : position + 4] == b"\x0a\x0d\x0d\x0a":  # new section, own byte order
-            order = BYTE_ORDERS.get(data[position + 8 : position + 12], order)
-            interfaces = []
-        kind, size = struct.unpack(f"{order}II", data[position : position + 8].ljust(8, b"\0"))
-        if size < 12 or size % 4 or position + size > end:
-            frames.truncated = True  # the next block cannot be found
-            return
+    while file.peek(1):
+        head = _read(file, 12)
+        if head.startswith(SECTION):  # has its own byte order and interfaces
+            order, interfaces = BYTE_ORDERS.get(head[8:], order), []
+        kind, size = struct.unpack_from(f"{order}II", head)
+        if size < 12 or size % 4:
+            raise TruncatedError
+        block = head + _read(file, size - 12)
         if kind == pcapng.PCAPNG_BT_IDB:
-            interfaces.append(_interface(data[position : position + size], order))
+            interfaces.append(_interface(block, order))
         elif kind in PACKET_BLOCKS and size >= 32:
             layout = f"{order}{PACKET_BLOCKS[kind]}III"
-            number, high, low, n_captured = struct.unpack_from(layout, data, position + 8)
+            number, high, low, n_captured = struct.unpack_from(layout, block, 8)
             interface = interfaces[number] if number < len(interfaces) else None
             if interface is None or n_captured > size - 32:
-                frames.n_skipped += 1
+                yield UNUSABLE
             else:
                 link, ticks, offset = interface
-                time, start = (high << 32 | low) / ticks + offset, position + 28
-                frames.found.append((time, start, start + n_captured, link))
-        elif kind in (*PACKET_BLOCKS, SIMPLE_PACKET_BLOCK):
-            frames.n_skipped += 1
-        position += size
+                yield (high << 32 | low) / ticks + offset, link, block[28 : 28 + n_captured]
+        elif kind in (*PACKET_BLOCKS, pcapng.PCAPNG_BT_SPB):  # simple packets have no timestamp
+            yield UNUSABLE
 
 
 def _interface(block: bytes, order: str) -> Interface | None:

@@ -21,7 +21,7 @@ from fedbench.datasets.device_dialogues import (
     Dialogue,
     Step,
 )
-from fedbench.datasets.packet_symbols import Bools, Ints, Packets
+from fedbench.datasets.packet_symbols import PACKET, Bools, Ints, Packets
 
 SEED = 180407474
 # Shape parameters of the gamma distributions of times between dialogues and between packets. A
@@ -79,8 +79,8 @@ def generate_packets(
     """Run all dialogues concurrently and return the first `n_packets`."""
     rate = sum(_mean_length(dialogue) / every for dialogue, every in schedule)
     span = 1.3 * n_packets / rate + 2 * max(every for _, every in schedule)
-    packets = Packets.join([_repeat(*entry, span, device, rng) for entry in schedule])
-    return packets.select(np.argsort(packets.time, kind="stable")[:n_packets])
+    packets = np.concatenate([_repeat(*entry, span, device, rng) for entry in schedule])
+    return packets[np.argsort(packets["time"], kind="stable")[:n_packets]]
 
 
 def _mean_length(dialogue: Dialogue) -> float:
@@ -96,22 +96,16 @@ def _repeat(
     steps, present = _draw_steps(dialogue, len(starts), rng)  # M, [k, M]
     mean_delays = np.array([step.after for step in steps]) * device.delay  # [M]
     delays = rng.gamma(DELAY_SHAPE, mean_delays / DELAY_SHAPE, present.shape) * present
-    bounds = np.array([step.length for step in steps])  # [M, 2]
-    lengths = rng.integers(bounds[:, 0], bounds[:, 1] + 1, present.shape)
-
-    def column(values: Ints | list[int] | list[bool]) -> Ints:
-        """Expand values per run [k, 1] or per step [M] to one per packet."""
-        return np.broadcast_to(np.asarray(values), present.shape)[present].astype(np.int32)
-
-    return Packets(
-        time=(starts[:, None] + delays.cumsum(axis=1))[present],
-        outgoing=column([step.outgoing for step in steps]).astype(bool),
-        protocol=column([dialogue.protocol]),
-        local_port=column(_draw_ports(dialogue.local, len(starts), device, rng)),
-        remote_port=column(_draw_ports(dialogue.remote, len(starts), device, rng)),
-        flags=column([step.flags for step in steps]),
-        length=lengths[present].astype(np.int32),
-    )
+    shortest, longest = np.array([step.length for step in steps]).T  # [M] each
+    packets = np.empty(present.shape, PACKET)  # [k, M]
+    packets["time"] = starts[:, None] + delays.cumsum(axis=1)
+    packets["outgoing"] = [step.outgoing for step in steps]
+    packets["protocol"] = dialogue.protocol
+    packets["flags"] = [step.flags for step in steps]
+    packets["length"] = rng.integers(shortest, longest + 1, present.shape)
+    packets["local_port"] = _draw_ports(dialogue.local, len(starts), device, rng)
+    packets["remote_port"] = _draw_ports(dialogue.remote, len(starts), device, rng)
+    return packets[present]
 
 
 def _draw_steps(dialogue: Dialogue, k: int, rng: np.random.Generator) -> tuple[list[Step], Bools]:

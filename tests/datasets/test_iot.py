@@ -21,7 +21,7 @@ from fedbench.data import DATASETS, Sequences, Spec
 from fedbench.datasets import iot
 from fedbench.datasets.device_dialogues import ATTACK_PHASES, DEVICE_TYPES
 from fedbench.datasets.iot import Iot, IotSample, Traffic, TrafficSource, phase_of
-from fedbench.datasets.packet_symbols import TCP, UDP, Packets, symbol_codes
+from fedbench.datasets.packet_symbols import PACKET, TCP, UDP, Packets, symbol_codes
 from fedbench.datasets.pcap import packets_by_device, read_capture
 from fedbench.datasets.synthetic_traffic import attack_traffic, normal_traffic
 from fedbench.errors import UserError
@@ -34,7 +34,7 @@ def write_pcap(path: Path, streams: Mapping[str, Packets]) -> Path:
     frames = []
     for device, packets in streams.items():
         ends = ip_address(device).packed, ip_address(CLOUD).packed
-        for i, time in enumerate(packets.time.tolist()):
+        for i, time in enumerate(packets["time"].tolist()):
             frames.append((time, frame_of(packets, i, ends)))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
@@ -46,13 +46,13 @@ def write_pcap(path: Path, streams: Mapping[str, Packets]) -> Path:
 
 def frame_of(packets: Packets, i: int, ends: tuple[bytes, bytes]) -> bytes:
     """Ethernet, IPv4 and transport headers without payload."""
-    source, target = ends if packets.outgoing[i] else ends[::-1]
-    ports = [int(packets.local_port[i]), int(packets.remote_port[i])]
-    protocol, length = int(packets.protocol[i]), int(packets.length[i])
+    source, target = ends if packets["outgoing"][i] else ends[::-1]
+    ports = [int(packets["local_port"][i]), int(packets["remote_port"][i])]
+    protocol, length = int(packets["protocol"][i]), int(packets["length"][i])
     head = struct.pack(">BBHHHBBH", 0x45, 0, length, 0, 0, 64, protocol, 0) + source + target
-    ordered = ports if packets.outgoing[i] else ports[::-1]
+    ordered = ports if packets["outgoing"][i] else ports[::-1]
     if protocol == TCP:
-        head += struct.pack(">HHIIBBHHH", *ordered, 0, 0, 0x50, int(packets.flags[i]), 0, 0, 0)
+        head += struct.pack(">HHIIBBHHH", *ordered, 0, 0, 0x50, int(packets["flags"][i]), 0, 0, 0)
     elif protocol == UDP:
         head += struct.pack(">HHHH", *ordered, length - 20, 0)
     return bytes(12) + struct.pack(">H", 0x0800) + head
@@ -63,7 +63,8 @@ def steady(n: int, port: int = 443, start: float = 0.0) -> Packets:
     ones = np.ones(n, np.int32)
     outgoing = np.arange(n) % 2 == 0
     time = start + 0.01 * np.arange(n, dtype=np.float64)
-    return Packets(time, outgoing, TCP * ones, 50000 * ones, port * ones, 16 * ones, 52 * ones)
+    columns = time, outgoing, TCP * ones, 50000 * ones, port * ones, 16 * ones, 52 * ones
+    return np.rec.fromarrays(columns, dtype=PACKET)
 
 
 class Made(TrafficSource):
@@ -92,7 +93,8 @@ def packets_of(numbers: list[int]) -> Packets:
     array, ones = np.array(numbers, np.int32), np.ones(n, np.int32)
     lengths = np.array([30, 50, 100, 200, 400], np.int32)[array % 5]
     ports = np.array([80, 8080, 50000], np.int32)[array // 5]
-    return Packets(np.arange(n) / 1.0, ones > 0, UDP * ones, ports, 53 * ones, 0 * ones, lengths)
+    columns = np.arange(n), ones, UDP * ones, ports, 53 * ones, 0 * ones, lengths
+    return np.rec.fromarrays(columns, dtype=PACKET)
 
 
 def test_windows_by_hand() -> None:
@@ -402,15 +404,15 @@ def test_synthetic_packets_are_plausible() -> None:
     made_up = normal_traffic(2 * len(DEVICE_TYPES), 500)
     assert len(made_up) == 2 * len(DEVICE_TYPES)
     for packets in made_up.values():
-        assert len(packets.time) == 500
-        assert (np.diff(packets.time) >= 0).all()
-        assert packets.length.min() >= 20
-        assert packets.length.max() <= 1500
-        assert 0.2 < packets.outgoing.mean() < 0.9
+        assert len(packets["time"]) == 500
+        assert (np.diff(packets["time"]) >= 0).all()
+        assert packets["length"].min() >= 20
+        assert packets["length"].max() <= 1500
+        assert 0.2 < packets["outgoing"].mean() < 0.9
     distinct = {tuple(symbol_codes(packets).tolist()) for packets in made_up.values()}
     assert len(distinct) == len(made_up)  # every device is different
     for phase in attack_traffic(3, 200).values():
-        assert [len(packets.time) for packets in phase] == [200] * 3
+        assert [len(packets["time"]) for packets in phase] == [200] * 3
 
 
 def test_synthetic_packets_survive_a_capture(tmp_path: Path) -> None:

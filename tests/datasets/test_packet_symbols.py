@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from fedbench.datasets.packet_symbols import (
     N_CODES,
     NO_PORT,
+    PACKET,
     Alphabet,
     Packets,
     symbol_codes,
@@ -23,9 +22,7 @@ ROW = tuple[float, bool, int, int, int, int, int]
 
 def table(rows: list[ROW]) -> Packets:
     """Packets from rows of time, outgoing, protocol, local and remote port, flags, length."""
-    columns: list[Any] = [list(column) for column in zip(*rows, strict=True)] or [[]] * 7
-    kinds: list[Any] = [np.float64, np.bool_, *[np.int32] * 5]
-    return Packets(*(np.array(c, k) for c, k in zip(columns, kinds, strict=True)))
+    return np.array(rows, PACKET)
 
 
 def names(rows: list[ROW]) -> list[str]:
@@ -171,14 +168,6 @@ def test_symbols_match_the_slow_oracle(rows: list[ROW]) -> None:
 
 def test_every_code_has_a_unique_name() -> None:
     assert len({symbol_name(code) for code in range(N_CODES)}) == N_CODES
-
-
-def test_join_and_select() -> None:
-    rows: list[ROW] = [(float(i), i % 2 == 0, 6, i, i + 1, 2, 40) for i in range(5)]
-    joined = Packets.join([table(rows[:2]), table(rows[2:])])
-    assert symbol_codes(joined).tolist() == symbol_codes(table(rows)).tolist()
-    assert joined.select(np.array([4, 1])).local_port.tolist() == [4, 1]
-    assert joined.select(joined.outgoing).time.tolist() == [0, 2, 4]
 
 
 def test_the_alphabet_by_hand() -> None:
