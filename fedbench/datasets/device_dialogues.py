@@ -67,23 +67,21 @@ def udp(local: int, remote: int, *parts: Part) -> Dialogue:
     return Dialogue(UDP, local, remote, parts)
 
 
-OPEN = part(send(SYN, 60, 60), recv(SYN | ACK, 60, 60), send(ACK, 52, 52, NOW))
-CLOSE = part(send(FIN | ACK, 52, 52), recv(FIN | ACK, 52, 52), send(ACK, 52, 52, NOW))
+DATA = PSH | ACK  # flags of a segment with data
+ACK_IN, ACK_OUT = recv(ACK, 52, 52), send(ACK, 52, 52, NOW)
+SYN_OUT, SYN_ACK_IN = send(SYN, 60, 60), recv(SYN | ACK, 60, 60)
+OPEN = part(SYN_OUT, SYN_ACK_IN, ACK_OUT)
+CLOSE = part(send(FIN | ACK, 52, 52), recv(FIN | ACK, 52, 52), ACK_OUT)
 HELLO = part(
-    send(PSH | ACK, 260, 569, NOW),
-    recv(ACK, 52, 52),
-    recv(PSH | ACK, 1400, 1500, NOW),
-    recv(PSH | ACK, 700, 1200, NOW),
-    send(ACK, 52, 52, NOW),
-    send(PSH | ACK, 130, 180),
-    recv(PSH | ACK, 103, 150),
+    send(DATA, 260, 569, NOW),
+    ACK_IN,
+    recv(DATA, 1400, 1500, NOW),
+    recv(DATA, 700, 1200, NOW),
+    ACK_OUT,
+    send(DATA, 130, 180),
+    recv(DATA, 103, 150),
 )
-REQUEST = (
-    send(PSH | ACK, 90, 150),
-    recv(ACK, 52, 52),
-    recv(PSH | ACK, 90, 150, SOON),
-    send(ACK, 52, 52, NOW),
-)
+REQUEST = (send(DATA, 90, 150), ACK_IN, recv(DATA, 90, 150, SOON), ACK_OUT)
 
 DIALOGUES = {
     "dns": udp(EPHEMERAL, 53, part(send(0, 56, 76), recv(0, 90, 220))),
@@ -99,38 +97,26 @@ DIALOGUES = {
     "ping": Dialogue(ICMP, NO_PORT, NO_PORT, (part(send(0, 84, 84), recv(0, 84, 84)),)),
     "igmp": Dialogue(IGMP, NO_PORT, NO_PORT, (part(send(0, 32, 32)),)),
     "keep_alive": tcp(443, Part(REQUEST), local=PERSISTENT),
-    "push": tcp(443, part(recv(PSH | ACK, 90, 150), send(ACK, 52, 52, NOW)), local=PERSISTENT),
-    "mqtt": tcp(8883, part(send(PSH | ACK, 60, 140), recv(ACK, 52, 52)), local=PERSISTENT),
-    "mqtt_ping": tcp(
-        8883,
-        part(send(PSH | ACK, 54, 54), recv(PSH | ACK, 54, 54), send(ACK, 52, 52, NOW)),
-        local=PERSISTENT,
-    ),
+    "push": tcp(443, part(recv(DATA, 90, 150), ACK_OUT), local=PERSISTENT),
+    "mqtt": tcp(8883, part(send(DATA, 60, 140), ACK_IN), local=PERSISTENT),
+    "mqtt_ping": tcp(8883, part(send(DATA, 54, 54), recv(DATA, 54, 54), ACK_OUT), local=PERSISTENT),
     "tls": tcp(443, OPEN, HELLO, Part(REQUEST, (1, 3)), CLOSE),
     "parallel": tcp(  # two connections at once, e.g. for a page and its images
         443,
-        part(send(SYN, 60, 60), send(SYN, 60, 60, NOW)),
-        part(recv(SYN | ACK, 60, 60), recv(SYN | ACK, 60, 60, NOW), send(ACK, 52, 52, NOW)),
+        part(SYN_OUT, send(SYN, 60, 60, NOW)),
+        part(SYN_ACK_IN, recv(SYN | ACK, 60, 60, NOW), ACK_OUT),
         Part(REQUEST, (1, 2)),
         CLOSE,
     ),
     "http": tcp(
-        80,
-        OPEN,
-        part(send(PSH | ACK, 160, 300, NOW), recv(ACK, 52, 52), recv(PSH | ACK, 330, 600, SOON)),
-        CLOSE,
+        80, OPEN, part(send(DATA, 160, 300, NOW), ACK_IN, recv(DATA, 330, 600, SOON)), CLOSE
     ),
     "upload": tcp(
         80,
         OPEN,
-        part(send(PSH | ACK, 330, 500, NOW)),
-        part(
-            send(ACK, 1500, 1500, NOW),
-            send(ACK, 1500, 1500, NOW),
-            recv(ACK, 52, 52),
-            repeats=(4, 16),
-        ),
-        part(recv(PSH | ACK, 160, 300)),
+        part(send(DATA, 330, 500, NOW)),
+        part(send(ACK, 1500, 1500, NOW), send(ACK, 1500, 1500, NOW), ACK_IN, repeats=(4, 16)),
+        part(recv(DATA, 160, 300)),
         CLOSE,
     ),
     "video": udp(
@@ -146,18 +132,13 @@ DIALOGUES = {
     ),
     "audio": tcp(
         443,
-        part(
-            recv(ACK, 1500, 1500),
-            recv(PSH | ACK, 1500, 1500, NOW),
-            send(ACK, 52, 52, NOW),
-            repeats=(4, 12),
-        ),
+        part(recv(ACK, 1500, 1500), recv(DATA, 1500, 1500, NOW), ACK_OUT, repeats=(4, 12)),
         local=PERSISTENT,
     ),
-    "poll": tcp(9999, OPEN, part(send(PSH | ACK, 80, 110, NOW), recv(PSH | ACK, 200, 310)), CLOSE),
+    "poll": tcp(9999, OPEN, part(send(DATA, 80, 110, NOW), recv(DATA, 200, 310)), CLOSE),
     # Rare events
-    "refused": tcp(443, part(send(SYN, 60, 60), recv(RST | ACK, 40, 40))),
-    "resent": tcp(443, part(send(SYN, 60, 60), send(SYN, 60, 60, LATER), recv(SYN | ACK, 60, 60))),
+    "refused": tcp(443, part(SYN_OUT, recv(RST | ACK, 40, 40))),
+    "resent": tcp(443, part(SYN_OUT, send(SYN, 60, 60, LATER), SYN_ACK_IN)),
     "reset": tcp(443, part(recv(RST, 40, 40)), local=PERSISTENT),
 }
 
@@ -176,23 +157,21 @@ DEVICE_TYPES: Mapping[str, Mapping[str, float]] = {
 
 TELNET = (
     OPEN,
-    part(recv(PSH | ACK, 55, 79)),
-    part(send(PSH | ACK, 54, 66), recv(PSH | ACK, 54, 79), repeats=(2, 5)),
+    part(recv(DATA, 55, 79)),
+    part(send(DATA, 54, 66), recv(DATA, 54, 79), repeats=(2, 5)),
     CLOSE,
 )
+PROBE = send(SYN, 40, 60)
 # Attack phase -> dialogues and mean seconds between their starts
 ATTACK_PHASES: Mapping[str, tuple[tuple[Dialogue, float], ...]] = {
     "scan": (
-        (tcp(23, part(send(SYN, 40, 60))), 0.008),
-        (tcp(2323, part(send(SYN, 40, 60))), 0.07),
-        (tcp(23, part(send(SYN, 40, 60), recv(RST | ACK, 40, 40))), 0.06),
-        (tcp(23, part(send(SYN, 40, 60), recv(SYN | ACK, 60, 60), send(RST, 40, 40, NOW))), 0.3),
+        (tcp(23, part(PROBE)), 0.008),
+        (tcp(2323, part(PROBE)), 0.07),
+        (tcp(23, part(PROBE, recv(RST | ACK, 40, 40))), 0.06),
+        (tcp(23, part(PROBE, SYN_ACK_IN, send(RST, 40, 40, NOW))), 0.3),
     ),
     "login": ((tcp(23, *TELNET), 1.0), (tcp(2323, *TELNET), 6.0)),
-    "syn_flood": (
-        (tcp(80, part(send(SYN, 40, 60))), 0.0004),
-        (tcp(80, part(send(SYN, 40, 60), recv(SYN | ACK, 60, 60))), 0.01),
-    ),
+    "syn_flood": ((tcp(80, part(PROBE)), 0.0004), (tcp(80, part(PROBE, SYN_ACK_IN)), 0.01)),
     "udp_flood": (
         (udp(EPHEMERAL, RANDOM, part(send(0, 540, 540))), 0.0005),
         (udp(EPHEMERAL, RANDOM, part(send(0, 1300, 1400))), 0.003),
