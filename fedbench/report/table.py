@@ -9,6 +9,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from rich import box
@@ -20,7 +21,7 @@ from fedbench.config import NO_EFFECT
 from fedbench.report.console import percent
 from fedbench.results.reader import METRICS, STEALTH, RunResult, Value
 
-NOT_PERCENT = ("seconds", *STEALTH)  # metrics that are not shown in percent
+NOT_PERCENT = ("seconds", "seeds", *STEALTH)  # columns that are not in percent
 BOOKKEEPING = frozenset({*NO_EFFECT, "seed"})  # settings that never start a new row
 # Settings in the order of interest: the first columns of the table. The caption lists those that
 # all runs have in common.
@@ -34,24 +35,24 @@ LEADING = (
 class TableRow:
     """The runs of one defense in one setting, one run per seed."""
 
-    setting: tuple[Value, ...]
+    setting: list[str]
     defense: str  # `krum`, or `krum m=5` if the runs of krum differ in m
-    runs: tuple[RunResult, ...]
+    runs: list[RunResult]
 
     @property
     def finished(self) -> list[RunResult]:
         return [run for run in self.runs if run.status == "finished"]
 
-    def numbers(self, columns: Sequence[str]) -> list[str]:
-        """Return the cells of `columns` and of `seeds`; the status if no run has finished."""
-        if not self.finished:
+    def cells(self, headings: Sequence[str]) -> list[str]:
+        """Return the cells below `headings`; the first is the status if no run has finished."""
+        done, n = self.finished, len(self.runs)
+        cells = {key: _mean(key, [run.metrics.get(key) for run in done]) for key in headings}
+        if not done:
             statuses = {run.status for run in self.runs}
             worst = next(s for s in ("failed", "unreadable", "unfinished") if s in statuses)
-            cells = [worst] + [""] * (len(columns) - 1)
-        else:
-            cells = [_mean(key, [run.metrics.get(key) for run in self.finished]) for key in columns]
-        done, all_ = len(self.finished), len(self.runs)
-        return [*cells, f"{done}" if done == all_ else f"{done} of {all_}"]
+            cells = dict.fromkeys(headings, "") | {headings[0]: worst}
+        cells["seeds"] = str(n) if len(done) == n else f"{len(done)} of {n}"
+        return [cells[key] for key in headings]
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,9 @@ class Comparison:
     """The contents of the table, for any format."""
 
     keys: list[str]  # settings that differ between the runs, apart from the defense
-    columns: list[str]  # metrics
-    repeated: bool  # whether any row has more than one seed
+    headings: list[str]  # metrics, and `seeds` if any row has more than one
     rows: list[TableRow]
     caption: str
-
-    @property
-    def headings(self) -> list[str]:
-        return [*self.columns, "seeds"] if self.repeated else self.columns
-
-    def cells(self, row: TableRow) -> list[str]:
-        return row.numbers(self.columns)[: len(self.headings)]
 
 
 def to_terminal(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> Table:
@@ -82,12 +75,14 @@ def to_terminal(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> 
         table.add_column(Text(name), overflow="fold")
     for name in compared.headings:
         table.add_column(name, overflow="fold", justify="right")
-    previous: tuple[Value, ...] | None = None
+    previous: list[str] | None = None
     for row in compared.rows:
-        if row.setting != previous:
+        setting = row.setting
+        if setting == previous:
+            setting = [""] * len(setting)
+        else:
             table.add_section()
-        setting = ["" if row.setting == previous else show(value) for value in row.setting]
-        line = [*setting, row.defense, *compared.cells(row)]
+        line = [*setting, row.defense, *row.cells(compared.headings)]
         table.add_row(*map(Text, line), style="" if row.finished else "yellow")
         previous = row.setting
     return table
@@ -98,8 +93,7 @@ def to_markdown(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> 
     compared = compare(runs, columns)
     words, numbers = [*compared.keys, "defense"], compared.headings
     lines = [[*words, *numbers], ["---"] * len(words) + ["---:"] * len(numbers)]
-    for row in compared.rows:
-        lines.append([*map(show, row.setting), row.defense, *compared.cells(row)])
+    lines += [[*row.setting, row.defense, *row.cells(numbers)] for row in compared.rows]
     table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     return "\n".join([*table, "", compared.caption, ""])
 
@@ -112,22 +106,22 @@ def compare(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> Comp
     read = [run for run in runs if run.config]
     varying = _varying_keys(read)
     keys = [key for key in varying if _group(key) != "defense"]
+    parameters = [key for key in varying if _group(key) == "defense"]
     names = list(dict.fromkeys(run.value("defense") for run in read))
-    rows: dict[tuple[Any, ...], list[RunResult]] = {}
-    for run in read:
-        setting = [_natural(run.value(key)) for key in keys]
-        variant = [_natural(run.value(key)) for key in varying if _group(key) == "defense"]
-        place = (tuple(setting), names.index(run.value("defense")), tuple(variant))
-        rows.setdefault(place, []).append(run)
-    table = []
-    for _, same in sorted(rows.items(), key=lambda item: item[0]):
-        setting_values = tuple(_shown(same[0], key) for key in keys)
-        table.append(TableRow(setting_values, _defense_label(same[0], read), _one_per_seed(same)))
-    table += [
-        TableRow(("?",) * len(keys), run.folder.name, (run,)) for run in runs if not run.config
-    ]
-    repeated = any(len(row.runs) > 1 for row in table)
-    return Comparison(keys, [*columns], repeated, table, _caption(read, keys, repeated, columns))
+
+    def place(run: RunResult) -> tuple[Any, ...]:
+        setting, variant = ([_natural(run.value(k)) for k in ks] for ks in (keys, parameters))
+        return setting, names.index(run.value("defense")), variant
+
+    rows = []
+    for _, group in groupby(sorted(read, key=place), place):
+        same = list(group)
+        setting = [_shown(same[0], key) for key in keys]
+        rows.append(TableRow(setting, _defense_label(same[0], read), _one_per_seed(same)))
+    unread = [run for run in runs if not run.config]
+    rows += [TableRow(["?"] * len(keys), run.folder.name, [run]) for run in unread]
+    headings = [*columns, "seeds"] if any(len(row.runs) > 1 for row in rows) else [*columns]
+    return Comparison(keys, headings, rows, _caption(read, keys, headings))
 
 
 def notes(runs: Sequence[RunResult]) -> list[str]:
@@ -142,11 +136,10 @@ def notes(runs: Sequence[RunResult]) -> list[str]:
     return lines
 
 
-def _shown(run: RunResult, key: str) -> Value:
-    """Return a setting's value; attacks that see the honest updates are marked."""
-    value = run.value(key)
-    omniscient = key == "attack" and run.config.get("attack.omniscient") is True
-    return f"{value} (omniscient)" if omniscient else value
+def _shown(run: RunResult, key: str) -> str:
+    """Format the value of a setting; attacks that see the honest updates are marked."""
+    marked = key == "attack" and run.config.get("attack.omniscient") is True
+    return show(run.value(key)) + (" (omniscient)" if marked else "")
 
 
 def show(value: Value) -> str:
@@ -185,7 +178,7 @@ def _defense_label(run: RunResult, runs: Sequence[RunResult]) -> str:
     return " ".join([show(run.value("defense")), *parameters])
 
 
-def _one_per_seed(runs: Sequence[RunResult]) -> tuple[RunResult, ...]:
+def _one_per_seed(runs: Sequence[RunResult]) -> list[RunResult]:
     """Keep one run per seed: repeating a seed is no further evidence.
 
     Prefer finished runs, then the newest, whose plugins may be of a later version.
@@ -194,7 +187,7 @@ def _one_per_seed(runs: Sequence[RunResult]) -> tuple[RunResult, ...]:
     for run in runs:
         if run.status == "finished" or run.value("seed") not in by_seed:
             by_seed[run.value("seed")] = run
-    return tuple(by_seed.values())
+    return list(by_seed.values())
 
 
 def _natural(value: Value) -> tuple[Any, ...]:
@@ -229,18 +222,16 @@ def _leading(config: Mapping[str, Value]) -> list[str]:
     return leading
 
 
-def _caption(
-    runs: Sequence[RunResult], keys: Sequence[str], repeated: bool, columns: Sequence[str]
-) -> str:
+def _caption(runs: Sequence[RunResult], keys: Sequence[str], headings: Sequence[str]) -> str:
     """Return the settings that all runs share, the seeds and the units."""
     first = runs[0].config if runs else {}
     shared = [key for key in _leading(first) if key not in keys and first.get(key) is not None]
-    parts = [", ".join(f"{key} {show(_shown(runs[0], key))}" for key in shared)] if shared else []
+    parts = [", ".join(f"{key} {_shown(runs[0], key)}" for key in shared)] if shared else []
     seeds = sorted({run.config["seed"] for run in runs if "seed" in run.config}, key=_natural)
     if seeds:
         parts.append(("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(show, seeds)))
-    spread = ", mean ± sample standard deviation over seeds" if repeated else ""
-    percents = [column for column in columns if column not in NOT_PERCENT]
+    spread = ", mean ± sample standard deviation over seeds" if "seeds" in headings else ""
+    percents = [column for column in headings if column not in NOT_PERCENT]
     units = f"{', '.join(percents)} in %" if percents else ""
     return "; ".join(filter(None, [*parts, (units + spread).removeprefix(", ")]))
 
@@ -255,9 +246,7 @@ def print_runs(
     if not console.file.isatty():
         console.width = 1000  # files and pipes have no width limit
     if markdown:
-        console.print(
-            to_markdown(runs, columns), end="", markup=False, highlight=False, soft_wrap=True
-        )
+        console.out(to_markdown(runs, columns), end="", highlight=False)
     else:
         console.print(to_terminal(runs, columns))
     for line in notes(runs):

@@ -26,8 +26,7 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    fields = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}
-    write_atomically(path, lambda file: torch.save(fields, file))
+    write_atomically(path, lambda file: torch.save(vars(checkpoint), file))
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -108,20 +108,14 @@ def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Valu
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    metrics = {key: _number(summary, key) for key in METRICS}
-    metrics |= {key: _number(summary, key) for key in STEALTH if key in summary}
     by_backdoor = summary.get("BA_by_backdoor") or {}
     if not isinstance(by_backdoor, dict):
         raise ValueError(f"BA_by_backdoor is {by_backdoor!r}")
-    return metrics | {f"BA/{name}": _number(by_backdoor, name) for name in by_backdoor}
-
-
-def _number(summary: Mapping[str, Any], key: str) -> float | None:
-    if key not in summary:
-        raise ValueError(f"no {key}")
-    value = summary[key]
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{key} is {value!r}")
-    return float(value)
+    if missing := [key for key in METRICS if key not in summary]:
+        raise ValueError(f"no {missing[0]}")
+    metrics = {key: summary[key] for key in (*METRICS, *STEALTH) if key in summary}
+    metrics |= {f"BA/{name}": value for name, value in by_backdoor.items()}
+    for key, value in metrics.items():
+        if value is not None and not (type(value) in (int, float) and math.isfinite(value)):
+            raise ValueError(f"{key} is {value!r}")
+    return metrics

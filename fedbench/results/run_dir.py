@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,9 @@ class RunDir:
         self.checkpoint_file = path / "checkpoint.pt"
         self.summary_file = path / "summary.json"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Hold the directory's lock, so that only one process runs these settings at a time."""
-        with locked(self.path / ".lock"):
-            yield
+        return locked(self.path / ".lock")
 
     def finished(self) -> Record | None:
         """Return the summary of a finished run, None for any other run."""

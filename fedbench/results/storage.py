@@ -16,16 +16,13 @@ from fedbench.errors import UserError
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a file lock; the system releases it if the process dies."""
-    lock = FileLock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        held = FileLock(path).acquire()
     except OSError as error:
         raise UserError(f"cannot write to {path.parent}: {error.strerror or error}") from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
