@@ -13,7 +13,7 @@ from torch import Tensor
 from fedbench.backdoor import Backdoor, PreparedBackdoor
 from fedbench.config import rounded_count
 from fedbench.data import Spec
-from fedbench.registry import Registry
+from fedbench.registry import Registry, require
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,11 @@ class TrainingOverrides:
     lr_decay_at: list[float] = field(default_factory=list)  # as shares of the epochs, 0..1
 
     def __post_init__(self) -> None:
-        if self.epochs is not None and self.epochs < 1:
-            raise ValueError(f"epochs must be at least 1, got {self.epochs}")
-        if self.lr is not None and not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be above 0, got {self.lr}")
-        if not 0 < self.lr_decay < math.inf:
-            raise ValueError(f"lr_decay must be above 0, got {self.lr_decay}")
-        if not all(0 <= at <= 1 for at in self.lr_decay_at):
-            raise ValueError(f"lr_decay_at must be shares between 0 and 1, got {self.lr_decay_at}")
+        require(self, "epochs", self.epochs is None or self.epochs >= 1, "at least 1")
+        require(self, "lr", self.lr is None or 0 < self.lr < math.inf, "above 0")
+        require(self, "lr_decay", 0 < self.lr_decay < math.inf, "above 0")
+        shares = all(0 <= at <= 1 for at in self.lr_decay_at)
+        require(self, "lr_decay_at", shares, "shares between 0 and 1")
 
     @property
     def overrides_lr(self) -> bool:

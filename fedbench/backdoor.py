@@ -13,7 +13,7 @@ from torch import Tensor
 from fedbench.data import Augment, Dataset, Spec
 from fedbench.errors import UserError
 from fedbench.metrics import EvaluationSet
-from fedbench.registry import Registry
+from fedbench.registry import Registry, require
 
 
 class PreparedBackdoor(ABC):
@@ -65,8 +65,7 @@ class PixelTrigger(Backdoor, PreparedBackdoor):
     value: int = 255  # brightness of the pixels, 0..255
 
     def __post_init__(self) -> None:
-        if not 0 <= self.value <= 255:
-            raise ValueError(f"value must be in 0..255, got {self.value}")
+        require(self, "value", 0 <= self.value <= 255, "in 0..255")
 
     @abstractmethod
     def pixels(self, height: int, width: int) -> list[tuple[int, int]]:

@@ -27,18 +27,8 @@ NO_EFFECT = (
 )
 # Settings that do not change the pretrained model either.
 NO_EFFECT_BEFORE_ROUND_0 = (
-    "defense",
-    "attack",
-    "dataset.backdoors",
-    "pmr",
-    "pdr",
-    "pdr_step",
-    "pdr_end",
-    "malicious",
-    "rounds",
-    "attack_start",
-    "attack_rounds",
-    "evaluate_every",
+    *("defense", "attack", "dataset.backdoors", "pmr", "pdr", "pdr_step", "pdr_end", "malicious"),
+    *("rounds", "attack_start", "attack_rounds", "evaluate_every"),
 )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedbench.data import Spec
 from fedbench.errors import UserError
-from fedbench.registry import Registry
+from fedbench.registry import Registry, require
 
 
 class Model(ABC):
@@ -39,20 +39,20 @@ class ImageModel(Model):
     """A model for images."""
 
     def check(self, spec: Spec) -> None:
-        if len(spec.sample_shape) != 3:
-            raise ValueError(
-                f"needs images, but samples of {spec.name} have shape {spec.sample_shape}"
-            )
+        _check_kind("images", len(spec.sample_shape) == 3, spec)
 
 
 class SequenceModel(Model):
     """A model for sequences of symbols. It predicts the symbol after each one."""
 
     def check(self, spec: Spec) -> None:
-        if not spec.is_sequences:
-            raise ValueError(
-                f"needs sequences, but samples of {spec.name} have shape {spec.sample_shape}"
-            )
+        _check_kind("sequences", spec.is_sequences, spec)
+
+
+def _check_kind(kind: str, valid: bool, spec: Spec) -> None:
+    if not valid:
+        shape = spec.sample_shape
+        raise ValueError(f"needs {kind}, but samples of {spec.name} have shape {shape}")
 
 
 @MODELS.register("mlp")
@@ -66,8 +66,7 @@ class MLP(ImageModel):
     hidden: list[int] = field(default_factory=lambda: [256, 128])
 
     def __post_init__(self) -> None:
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden must list widths of at least 1, got {self.hidden}")
+        require(self, "hidden", min(self.hidden, default=1) >= 1, "widths of at least 1")
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         widths = [math.prod(sample_shape), *self.hidden]
@@ -124,10 +123,8 @@ class LightResNet18(ImageModel):
     widths: list[int] = field(default_factory=lambda: [32, 64, 128, 256])
 
     def __post_init__(self) -> None:
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(
-                f"widths must list one or more widths of at least 1, got {self.widths}"
-            )
+        rule = "one or more widths of at least 1"
+        require(self, "widths", min(self.widths, default=0) >= 1, rule)
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         stem, n_in = self.widths[0], self.widths[0]
@@ -174,9 +171,9 @@ class LSTM(SequenceModel):
     dropout: float = 0.2
 
     def __post_init__(self) -> None:
-        _check_recurrent(self.width, self.n_layers)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        require(self, "width", self.width >= 1, "at least 1")
+        require(self, "n_layers", self.n_layers >= 1, "at least 1")
+        require(self, "dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         embedding, output = nn.Embedding(n_classes, self.width), nn.Linear(self.width, n_classes)
@@ -198,7 +195,8 @@ class GRU(SequenceModel):
     n_layers: int = 2
 
     def __post_init__(self) -> None:
-        _check_recurrent(self.width, self.n_layers)
+        require(self, "width", self.width >= 1, "at least 1")
+        require(self, "n_layers", self.n_layers >= 1, "at least 1")
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         layers = nn.GRU(self.width, self.width, self.n_layers, batch_first=True)
@@ -217,11 +215,6 @@ class Recurrent(nn.Module):
         return self.layers(x)[0]  # type: ignore[no-any-return]
 
 
-def _check_recurrent(width: int, n_layers: int) -> None:
-    if width < 1 or n_layers < 1:
-        raise ValueError(f"width and n_layers must be at least 1, got {width}, {n_layers}")
-
-
 @MODELS.register("custom")
 @dataclass(frozen=True)
 class Custom(Model):
@@ -231,10 +224,8 @@ class Custom(Model):
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.target is None or "." not in self.target:
-            raise ValueError(
-                f"target must be an import path such as my_file.MyModule, got {self.target}"
-            )
+        rule = "an import path such as my_file.MyModule"
+        require(self, "target", "." in (self.target or ""), rule)
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         module_name, _, name = str(self.target).rpartition(".")

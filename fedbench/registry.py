@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from omegaconf import OmegaConf
@@ -35,11 +35,8 @@ class Registry(Generic[T]):
         """Return a class decorator that registers a plugin under `name`."""
 
         def add(cls: C) -> C:
-            known = self._classes.get(name)
-            if known is not None and (known.__module__, known.__qualname__) != (
-                cls.__module__,
-                cls.__qualname__,
-            ):
+            known: type = self._classes.get(name, cls)
+            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise ValueError(f"two {self.kind}s are called {name}: {known} and {cls}")
             self._classes[name] = cls
             return cls
@@ -48,26 +45,19 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return every name that `get` accepts, without importing the plugins of a package."""
-        names = {*self._files(), *self._classes, *self._entry_points()}
+        names = {*self._plugins(), *self._classes}
         return sorted(name for name in names if not name.startswith("_"))
 
     def get(self, name: str) -> type[T]:
         """Return the plugin class registered under `name`, importing it if necessary."""
-        if name in self._classes:
-            return self._classes[name]
-        files, points = self._files(), self._entry_points()
-        if name in self._classes:  # `_files` imported its module
-            return self._classes[name]
-        if name in files:
-            where = files[name]
-            importlib.import_module(where)
-        elif name in points:
-            where = points[name].value
-            points[name].load()
-        else:
-            raise UserError(f"no {self.kind} is called {name!r}{nearest(name, self.names())}")
-        if name not in self._classes:
-            raise UserError(f"{where} registers no {self.kind} called {name}")
+        plugins = {} if name in self._classes else self._plugins()
+        if name not in self._classes:  # `_plugins` may have imported it
+            if name not in plugins:
+                raise UserError(f"no {self.kind} is called {name!r}{nearest(name, self.names())}")
+            plugins[name].load()
+            if name not in self._classes:
+                where = plugins[name].value
+                raise UserError(f"{where} registers no {self.kind} called {name}")
         return self._classes[name]
 
     def build(self, settings: Mapping[str, Any]) -> T:
@@ -101,14 +91,19 @@ class Registry(Generic[T]):
         except (ValueError, OverflowError) as error:
             raise UserError(f"{self.kind} {name}: {error}") from error
 
-    def _files(self) -> dict[str, str]:
-        """Import the homes; return the modules that hold one plugin each, by plugin name."""
-        found: dict[str, str] = {}
+    def _plugins(self) -> dict[str, EntryPoint]:
+        """Import the homes; return what to load by name, a file rather than an entry point."""
+        group = f"fedbench.{self.kind}s"
+        found = {point.name: point for point in entry_points(group=group)}
         for home in self.homes:
             path = getattr(importlib.import_module(home), "__path__", [])
             names = [module.name for module in pkgutil.iter_modules(path)]
-            found |= {name: f"{home}.{name}" for name in names if not name.startswith("_")}
+            names = [name for name in names if not name.startswith("_")]
+            found |= {name: EntryPoint(name, f"{home}.{name}", group) for name in names}
         return found
 
-    def _entry_points(self) -> dict[str, Any]:
-        return {point.name: point for point in entry_points(group=f"fedbench.{self.kind}s")}
+
+def require(plugin: object, key: str, valid: bool, rule: str) -> None:
+    """Raise ValueError `<key> must be <rule>, got <value>` unless `valid`."""
+    if not valid:
+        raise ValueError(f"{key} must be {rule}, got {getattr(plugin, key)}")

@@ -27,6 +27,7 @@ from fedbench.datasets.files import data_folders
 from fedbench.datasets.packet_symbols import Alphabet, Ints, Packets, symbol_codes
 from fedbench.datasets.synthetic_traffic import attack_traffic, normal_traffic
 from fedbench.errors import UserError
+from fedbench.registry import require
 
 VERSION = 1  # increase when the same captures give different samples
 CHUNK_SEED = 20190707
@@ -58,20 +59,13 @@ class TrafficSource(DataSource):
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if self.client not in CLIENTS:
-            raise ValueError(f"client must be one of {', '.join(CLIENTS)}, got {self.client}")
-        if self.length < 1:
-            raise ValueError(f"length must be at least 1, got {self.length}")
-        if not self.length < self.symbols_min <= self.symbols_max:
-            raise ValueError(
-                f"symbols_min must be above length={self.length} and at most "
-                f"symbols_max={self.symbols_max}, got {self.symbols_min}"
-            )
-        if self.symbols < 2:
-            raise ValueError(f"symbols must be at least 2, got {self.symbols}")
+        require(self, "client", self.client in CLIENTS, f"one of {', '.join(CLIENTS)}")
+        require(self, "length", self.length >= 1, "at least 1")
+        rule = f"above length={self.length} and at most symbols_max={self.symbols_max}"
+        require(self, "symbols_min", self.length < self.symbols_min <= self.symbols_max, rule)
+        require(self, "symbols", self.symbols >= 2, "at least 2")
         for key in ("threshold", "test_rate"):
-            if not 0 < (value := getattr(self, key)) < 1:
-                raise ValueError(f"{key} must be above 0 and below 1, got {value}")
+            require(self, key, 0 < getattr(self, key) < 1, "above 0 and below 1")
 
     @property
     def spec(self) -> Spec:  # type: ignore[override]

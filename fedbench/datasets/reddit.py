@@ -42,6 +42,7 @@ from fedbench.datasets.reddit_dumps import (
 )
 from fedbench.errors import UserError
 from fedbench.metrics import IGNORED
+from fedbench.registry import require
 
 VERSION = 1  # increase when the same files and settings give different windows
 UNKNOWN, END = 0, 1
@@ -80,10 +81,8 @@ class PostSource(DataSource):
         minima = {"words": 3, "length": 1, "min_posts": 2, "max_posts": self.min_posts}
         for key, low in {**minima, "max_authors": 1, "test_windows": 1}.items():
             value = getattr(self, key)
-            if value is not None and value < low:
-                raise ValueError(f"{key} must be at least {low}, got {value}")
-        if not 0 < self.test_rate < 1:
-            raise ValueError(f"test_rate must be between 0 and 1, got {self.test_rate}")
+            require(self, key, value is None or value >= low, f"at least {low}")
+        require(self, "test_rate", 0 < self.test_rate < 1, "between 0 and 1")
 
     @property
     def spec(self) -> Spec:  # type: ignore[override]
