@@ -13,6 +13,7 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,10 +31,8 @@ if TYPE_CHECKING:
     import wandb
 
 # Columns of the table of clients that a session logs at its end.
-CLIENT_COLUMNS = (
-    *("round", "client", "malicious", "accepted", "score", "weight"),
-    *("norm", "cosine"),
-)
+RECORDED = ("malicious", "accepted", "score", "weight", "norm", "cosine")
+CLIENT_COLUMNS = ("round", "client", *RECORDED)
 # Keys of a round that are logged under their own names.
 LOGGED = ("MA", "BA", "TPR", "TNR", "AUC", "pdr", *STEALTH)
 GRACE = 30.0  # seconds to wait for W&B beyond its own timeouts
@@ -171,7 +170,11 @@ class WandbSession(Session):
         why = ", not logged in" if wanted == "online" else ""
         offline = f"wandb: offline{why}; {folder} (wandb sync uploads it)"
         self.say(f"wandb: online, {run.url}" if online else offline)
-        self._log_partition(run)
+        partition = self.run.directory / PARTITION_FILE
+        if partition.exists():
+            # Not committed: the first round has the same step and commits both.
+            image = wandb.Image(str(partition))
+            run.log({"partition": image}, step=self.run.first_round, commit=False)
         return run
 
     def _setup(self) -> str:
@@ -193,10 +196,12 @@ class WandbSession(Session):
     def _init(self, online: bool) -> wandb.Run:
         import wandb
 
+        # Equal for all attempts at a run, different between sweeps.
+        run_id = re.sub(r"[^\w.-]", "-", f"{self.run.group}-{self.run.id}")[-128:].strip("-")
         return wandb.init(
             project=self.settings.project,
             entity=self.settings.entity,
-            id=wandb_id(self.run),
+            id=run_id,
             name=self.run.name[:128],
             group=self.run.group[:128] or None,
             tags=[tag[:64] for tag in self.run.tags if tag],
@@ -216,15 +221,6 @@ class WandbSession(Session):
                 finish_timeout_raises=True,
             ),
         )
-
-    def _log_partition(self, run: wandb.Run) -> None:
-        import wandb
-
-        path = self.run.directory / PARTITION_FILE
-        if path.exists():
-            # Not committed: the first round has the same step and commits both.
-            image = wandb.Image(str(path))
-            run.log({"partition": image}, step=self.run.first_round, commit=False)
 
     def _log(self, record: Mapping[str, Any], run: wandb.Run) -> None:
         self.clients += client_rows(record)
@@ -249,18 +245,9 @@ class WandbSession(Session):
 
 def _teardown() -> None:
     """End the service process. If that fails, a warning has already been printed."""
-    wandb = sys.modules.get("wandb")
-    if wandb is not None:
-        try:
-            wandb.teardown()
-        except BaseException:
-            # wandb raises SystemExit if the service ended with an error.
-            return
-
-
-def wandb_id(run: RunInfo) -> str:
-    """Return an id that is equal for all attempts at a run and differs between sweeps."""
-    return re.sub(r"[^\w.-]", "-", f"{run.group}-{run.id}")[-128:].strip("-")
+    if "wandb" in sys.modules:
+        with suppress(BaseException):  # also SystemExit, if the service ended with an error
+            sys.modules["wandb"].teardown()
 
 
 def history(record: Mapping[str, Any]) -> dict[str, float]:
@@ -276,7 +263,4 @@ def history(record: Mapping[str, Any]) -> dict[str, float]:
 
 def client_rows(record: Mapping[str, Any]) -> list[list[Any]]:
     """Return the rows of a round for the table of clients, in the order of CLIENT_COLUMNS."""
-    return [
-        [record["round"], c["id"], *(c[column] for column in CLIENT_COLUMNS[2:])]
-        for c in record["clients"]
-    ]
+    return [[record["round"], c["id"], *(c[key] for key in RECORDED)] for c in record["clients"]]

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 
 from filelock import FileLock, Timeout
 
@@ -77,14 +77,9 @@ def units_available(accelerator: str, threads: int) -> int:
     return own * (1 + n_free // max(len(_last_batch()), 1))
 
 
-@contextmanager
-def sweep_slot() -> Iterator[None]:
+def sweep_slot() -> AbstractContextManager[object]:
     """Hold one of the sweep's slots, so that other runs can count those still going."""
-    if not in_sweep():
-        yield
-        return
-    with claim(_slots(), 1, n_parallel()):
-        yield
+    return claim(_slots(), 1, n_parallel()) if in_sweep() else nullcontext()
 
 
 def forget_sweep(sweep: object) -> None:
@@ -97,25 +92,17 @@ def forget_sweep(sweep: object) -> None:
 @contextmanager
 def claim(resource: str, n: int, total: int) -> Iterator[list[int]]:
     """Claim `n` of the numbers below `total` that no other run holds; wait until `n` are free."""
-    with ExitStack() as held:
-        claimed: list[int] = []
-        while len(claimed) < n:
+    while True:
+        with ExitStack() as held:  # releases them if too few: two waiting runs could deadlock
+            claimed = []
             for number, lock in enumerate(_locks(resource, total)):
-                if number in claimed:
-                    continue
-                try:
+                with suppress(Timeout):
                     held.enter_context(lock.acquire(blocking=False))
-                except Timeout:
-                    continue
-                claimed.append(number)
+                    claimed.append(number)
                 if len(claimed) == n:
-                    break
-            else:
-                if claimed:  # too few: release them, or two waiting runs could deadlock
-                    held.close()
-                    claimed = []
-                time.sleep(0.1)
-        yield sorted(claimed)
+                    yield claimed
+                    return
+        time.sleep(0.1)
 
 
 def _last_batch() -> list[str]:
