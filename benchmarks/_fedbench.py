@@ -14,11 +14,11 @@ from fedbench.attack import ATTACKS
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.defense import DEFENSES, ServerView
+from fedbench.engine.client_selection import Round
 from fedbench.engine.executors import EXECUTORS
 from fedbench.engine.launch import launch, make_fabric
+from fedbench.engine.rank_context import RankContext
 from fedbench.engine.ranks import RankGroup
-from fedbench.engine.selection import Round
-from fedbench.engine.simulation import Simulation
 from fedbench.models import MODELS
 from fedbench.rng import generator
 
@@ -40,7 +40,7 @@ def rank_group(
     """Build CONFIG's clients, ready to train, and their first round, without an attack.
 
     `switches` are further settings of the executor. This is the only place in benchmarks/ that
-    knows how fedbench assembles a simulation.
+    knows how fedbench assembles a rank.
     """
     built = EXECUTORS.build({"name": executor, "threads": threads, **(switches or {})})
     fabric = fabric or make_fabric(built)
@@ -48,10 +48,10 @@ def rank_group(
     torch.manual_seed(config.seed)
     network = MODELS.build(model).build(data.input_shape, data.n_classes)
     attack = ATTACKS.build({"name": "none"})
-    simulation = Simulation(config, data, network, attack, fabric)
-    layout = simulation.replica.layout
-    round_ = Round(0, simulation.selection.select(0), layout.read_params(), layout.read_buffers())
-    return RankGroup(built, simulation), round_
+    rank_context = RankContext(config, data, network, attack, fabric)
+    layout = rank_context.replica.layout
+    round_ = Round(0, rank_context.selection.select(0), layout.read_params(), layout.read_buffers())
+    return RankGroup(built, rank_context), round_
 
 
 def thinned(data: Dataset, step: int) -> Dataset:
@@ -87,7 +87,7 @@ def on_rank(fabric: Fabric, task: Task, server: RoundServer) -> None:
             client_ids=torch.tensor([participant.client for participant in round_.participants]),
             global_params=round_.params,
             initial_params=initial,
-            layers=ranks.simulation.replica.layout.layers,
+            layers=ranks.rank_context.replica.layout.layers,
             rng=generator(CONFIG.seed, "defense", round_.index),
         )
         aggregate, _ = fedavg.aggregate(updates, fedavg.init(), view)

@@ -39,7 +39,7 @@ def prepare_task(model: str, data: Dataset, folder: Path, threads: int) -> Task:
         momentum=CONFIG.momentum,
         threads=threads,
     )
-    shards = ranks.simulation.data.shards
+    shards = ranks.rank_context.data.shards
     # fedbench merges a single left-over sample into the batch before it. The others do not, and
     # would take one more step.
     assert all(len(shard) % task.batch_size != 1 for shard in shards)

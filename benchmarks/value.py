@@ -21,9 +21,9 @@ from benchmarks._fedbench import rank_group, thinned
 from benchmarks._measure import Options, Row, time_interleaved
 from fedbench.data import DATASETS, Dataset, Images
 from fedbench.engine.captured_step import can_capture
+from fedbench.engine.client_selection import Round
 from fedbench.engine.launch import keep_freed_memory
 from fedbench.engine.ranks import RankGroup
-from fedbench.engine.selection import Round
 
 BATCHES = (8, 16, 32, 64)
 SMALL = ([], [16], [32], [64], [100])  # hidden layers of MLPs small enough for stacking
@@ -54,7 +54,7 @@ def measure(options: Options) -> Iterator[Row]:
     keep_freed_memory()  # as every process of a run does
     for case in cases(options.quick):
         for batch_size in case.batches:
-            if can_capture(case.group(batch_size).simulation.replica.module):
+            if can_capture(case.group(batch_size).rank_context.replica.module):
                 yield captured_steps(case, batch_size, options)
             yield fused_sgd(case, batch_size, options)
             if case.model["name"] == "mlp":
@@ -93,7 +93,7 @@ def fused_sgd(case: Case, batch_size: int, options: Options) -> Row:
         name: case.prepared(batch_size, threads=options.threads)
         for name in ("fused SGD", "plain SGD")
     }
-    groups["plain SGD"][0].simulation.replica.module.fused = False
+    groups["plain SGD"][0].rank_context.replica.module.fused = False
     times = time_interleaved(_rounds(groups), options.repeats)
     return Row.of(f"{case.name}, batch {batch_size}", times, "fused SGD", "plain SGD")
 

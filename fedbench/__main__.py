@@ -48,7 +48,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenProcessPool:
-        from fedbench.sweep.callback import SweepCallback
+        from fedbench.sweep.hydra_callback import SweepCallback
 
         error = UserError(
             "a process of the sweep was killed, perhaps because memory ran out; "

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from fedbench.backdoor import Backdoor, prepare_all
 from fedbench.defense import Aggregate, Defense, ServerView
+from fedbench.engine.client_selection import Round
 from fedbench.engine.collusion import collude
 from fedbench.engine.ranks import RankGroup
-from fedbench.engine.selection import Round
 from fedbench.errors import UserError
 from fedbench.results.checkpoint import Checkpoint
 from fedbench.results.round_record import client_records, round_record
 from fedbench.results.run_dir import Record
 from fedbench.rng import generator
-from fedbench.screening import Screened, is_finite, screen
+from fedbench.update_screening import Screened, is_finite, screen
 
 
 class Federation:
@@ -31,10 +31,10 @@ class Federation:
 
     def __init__(self, ranks: RankGroup, defense: Defense) -> None:
         self.ranks = ranks
-        self.simulation = ranks.simulation
-        self.config = ranks.simulation.config
+        self.rank_context = ranks.rank_context
+        self.config = ranks.rank_context.config
         self.defense = defense
-        layout = self.simulation.replica.layout
+        layout = self.rank_context.replica.layout
         self.fresh = layout.read_params(), layout.read_buffers()  # as initialized
 
     def initial(self) -> Checkpoint:
@@ -45,7 +45,7 @@ class Federation:
 
     def prepare(self, backdoors: Sequence[Backdoor], start: Checkpoint) -> None:
         """Prepare the backdoors from the model before round 0, whichever round `start` is."""
-        context = self.simulation.backdoor_context(start.initial_params, start.initial_buffers)
+        context = self.rank_context.backdoor_context(start.initial_params, start.initial_buffers)
         self.ranks.set_backdoors(prepare_all(backdoors, context))
 
     def pretrain(self, start: Checkpoint) -> Checkpoint:
@@ -70,7 +70,7 @@ class Federation:
         round_ = self._select(start)
         updates, buffers = self.ranks.train(round_)
         clock.lap("train")
-        wrong_size = collude(self.simulation, round_, updates)
+        wrong_size = collude(self.rank_context, round_, updates)
         clock.lap("collude")
         screened = screen(updates, buffers, wrong_size)
         clock.lap("screen")
@@ -85,7 +85,7 @@ class Federation:
         return end, round_record(round_, pdr, applied, accuracies, clients, clock.seconds)
 
     def _select(self, start: Checkpoint) -> Round:
-        participants = self.simulation.selection.select(start.next_round)
+        participants = self.rank_context.selection.select(start.next_round)
         return Round(start.next_round, participants, start.params, start.buffers)
 
     def _aggregate(
@@ -101,7 +101,7 @@ class Federation:
             client_ids=torch.tensor([round_.participants[i].client for i in rows], device=device),
             global_params=start.params,
             initial_params=start.initial_params,
-            layers=self.simulation.replica.layout.layers,
+            layers=self.rank_context.replica.layout.layers,
             rng=generator(self.config.seed, "defense", round_.index),
         )
         passed = torch.tensor(rows, dtype=torch.long, device=device)
@@ -149,7 +149,7 @@ class Federation:
     def _evaluate(self, end: Checkpoint) -> tuple[float | None, list[float | None]]:
         """MA and the BA of each backdoor; None in rounds that are not evaluated."""
         if not self.config.evaluated_in(end.next_round - 1):
-            return None, [None] * len(self.simulation.evaluator.triggered)
+            return None, [None] * len(self.rank_context.evaluator.triggered)
         ma, *ba = self.ranks.evaluate(end.params, end.buffers)
         return ma, ba
 

@@ -86,7 +86,7 @@ class CNN(ImageModel):
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         channels, height, width = sample_shape
-        n_features = 50 * _after_convolutions(height) * _after_convolutions(width)
+        n_features = 50 * math.prod(((side - 4) // 2 - 4) // 2 for side in (height, width))
         return _channels_last(
             nn.Conv2d(channels, 20, kernel_size=5),
             nn.MaxPool2d(2),
@@ -106,10 +106,6 @@ def _channels_last(*layers: nn.Module) -> nn.Module:
     network = nn.Sequential(*layers)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network
-
-
-def _after_convolutions(side: int) -> int:
-    return ((side - 4) // 2 - 4) // 2
 
 
 @MODELS.register("resnet18_light")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.report.console import Display
+from fedbench.results.atomic_files import locked
 from fedbench.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fedbench.results.storage import locked
 
 if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
     from fedbench.federation import Federation

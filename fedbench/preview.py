@@ -27,8 +27,8 @@ from fedbench.plan import Plan
 from fedbench.pretraining import pretrained
 from fedbench.report.console import Display
 from fedbench.report.plotting import save_png
-from fedbench.report.preview_rows import ImagePreview, SequencePreview
-from fedbench.run import build_simulation
+from fedbench.report.preview_samples import ImagePreview, SequencePreview
+from fedbench.run import build_rank_context
 
 MAX_SAMPLES = 100
 
@@ -47,25 +47,25 @@ def build_preview(plan: Plan) -> ImagePreview | SequencePreview:
     config, executor = plan.config, plan.executor
     torch.set_num_threads(executor.threads)
     fabric = make_fabric(executor, 1)
-    simulation = build_simulation(plan, data.to(fabric.device), fabric)
-    federation = Federation(RankGroup(executor, simulation), plan.defense)
+    rank_context = build_rank_context(plan, data.to(fabric.device), fabric)
+    federation = Federation(RankGroup(executor, rank_context), plan.defense)
 
     @cache
     def pretrained_context() -> BackdoorContext:
         # On stderr: stdout has the path of the figure alone.
         display = Display(config.title, config.rounds, console=Console(stderr=True))
         start = pretrained(config, federation, display)
-        return simulation.backdoor_context(start.initial_params, start.initial_buffers)
+        return rank_context.backdoor_context(start.initial_params, start.initial_buffers)
 
     # Pretrain only if a backdoor asks for features.
-    fresh = simulation.backdoor_context(*federation.fresh)
+    fresh = rank_context.backdoor_context(*federation.fresh)
     # Show samples as stored, not augmented: ImagePreview looks up labels by pixels.
-    stored = replace(simulation.dataset, augment=None)
+    stored = replace(rank_context.dataset, augment=None)
     context = replace(fresh, dataset=stored, features=lambda x: pretrained_context().features(x))
     backdoors = prepare_all(plan.backdoors, context)
     preview = SequencePreview if data.spec.is_sequences else ImagePreview
-    shards, attackers = simulation.data.shards, simulation.attackers
-    return preview(plan, simulation.dataset, shards, attackers, backdoors)
+    shards, attackers = rank_context.data.shards, rank_context.attackers
+    return preview(plan, rank_context.dataset, shards, attackers, backdoors)
 
 
 def _check_drawable(spec: Spec | None) -> None:

@@ -25,7 +25,7 @@ from fedbench.sweep import resources
 if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
     from lightning.fabric import Fabric
 
-    from fedbench.engine.simulation import Simulation
+    from fedbench.engine.rank_context import RankContext
     from fedbench.federation import Federation
 
 T = TypeVar("T")
@@ -128,7 +128,9 @@ def _lead_or_serve(
     from fedbench.federation import Federation
 
     try:
-        ranks = RankGroup(plan.executor, build_simulation(plan, dataset.to(fabric.device), fabric))
+        ranks = RankGroup(
+            plan.executor, build_rank_context(plan, dataset.to(fabric.device), fabric)
+        )
         if _last_batch_size(plan):
             ranks.available = partial(resources.units_available, "cpu", plan.executor.threads)
         if fabric.global_rank > 0:
@@ -157,13 +159,13 @@ def _display(plan: Plan, first_round: int = 0) -> Display:
     return Display(config.title, config.rounds, first_round, live=live)
 
 
-def build_simulation(plan: Plan, dataset: Dataset, fabric: Fabric) -> Simulation:
+def build_rank_context(plan: Plan, dataset: Dataset, fabric: Fabric) -> RankContext:
     """All clients, with a freshly initialized network."""
-    from fedbench.engine.simulation import Simulation
+    from fedbench.engine.rank_context import RankContext
 
     torch.manual_seed(derive(plan.config.seed, "init"))
     network = plan.model.build(dataset.input_shape, dataset.n_classes)
-    return Simulation(plan.config, dataset, network, plan.attack, fabric)
+    return RankContext(plan.config, dataset, network, plan.attack, fabric)
 
 
 def _run_info(plan: Plan, first_round: int) -> RunInfo:
@@ -182,11 +184,11 @@ def _run_info(plan: Plan, first_round: int) -> RunInfo:
 
 def _rounds(plan: Plan, federation: Federation) -> Record:
     """Run the remaining rounds; record, track and checkpoint each, in this order."""
-    config, folder, simulation = plan.config, plan.folder, federation.simulation
+    config, folder, rank_context = plan.config, plan.folder, federation.rank_context
     folder.start(config)
     figure = folder.path / PARTITION_FILE
     write_partition_figure(
-        figure, config, simulation.dataset, simulation.data.shards, simulation.attackers
+        figure, config, rank_context.dataset, rank_context.data.shards, rank_context.attackers
     )
     start = folder.resume()
     first_round = 0 if start is None else start.next_round

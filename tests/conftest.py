@@ -17,8 +17,8 @@ from fedbench.config import RunConfig
 from fedbench.data import DATASETS, Dataset
 from fedbench.defense import DEFENSES, Defense
 from fedbench.engine.executors import Sequential
+from fedbench.engine.rank_context import RankContext
 from fedbench.engine.ranks import RankGroup
-from fedbench.engine.simulation import Simulation
 from fedbench.federation import Federation
 from fedbench.results.run_dir import Record
 
@@ -58,7 +58,7 @@ def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
         )
         torch.manual_seed(0)
         network = network or nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-        simulation = Simulation(
+        rank_context = RankContext(
             config,
             sample,
             network,
@@ -66,8 +66,8 @@ def federation(sample: Dataset, fabric: Fabric) -> Callable[..., Federation]:
             fabric,
         )
         defense = defense or DEFENSES.build({"name": "fedavg"})
-        federation = Federation(RankGroup(Sequential(), simulation), defense)
-        chosen = simulation.attack.backdoor_settings([{"name": "patch"}])
+        federation = Federation(RankGroup(Sequential(), rank_context), defense)
+        chosen = rank_context.attack.backdoor_settings([{"name": "patch"}])
         federation.prepare([BACKDOORS.build(backdoor) for backdoor in chosen], federation.initial())
         return federation
 

@@ -30,7 +30,7 @@ from fedbench.config import register_schema
 from fedbench.data import DATASETS, Spec
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
 from fedbench.engine.executors import EXECUTORS
-from fedbench.engine.parameters import ParameterLayout
+from fedbench.engine.flat_parameters import ParameterLayout
 from fedbench.errors import UserError
 from fedbench.models import MODELS
 from fedbench.registry import Registry

@@ -75,7 +75,7 @@ def test_training_does_not_depend_on_the_order_of_clients(federation: Make) -> N
 def test_honest_updates_do_not_depend_on_the_attack(federation: Make) -> None:
     attacked = federation(RecordingFedAvg())
     benign = federation(RecordingFedAvg(), ATTACKS.build({"name": "none"}))
-    honest = torch.tensor([not p.malicious for p in attacked.simulation.selection.select(0)])
+    honest = torch.tensor([not p.malicious for p in attacked.rank_context.selection.select(0)])
     assert honest.sum() == 4
     assert torch.equal(updates_of(attacked)[honest], updates_of(benign)[honest])
     assert not torch.equal(updates_of(attacked)[~honest], updates_of(benign)[~honest])
@@ -336,29 +336,29 @@ class TestBatchNorm:
         assert record["MA"] > initial + 0.05
 
     def test_single_left_over_sample_does_not_break_batch_norm(self, federation: Make) -> None:
-        n_samples = len(federation().simulation.data.shards[0])
+        n_samples = len(federation().rank_context.data.shards[0])
         server = federation(RecordingFedAvg(), network=self.network(), batch_size=n_samples - 1)
         server.round(start(server))
 
 
 class TestSelection:
     def test_rounds_draw_their_clients_from_the_pool(self, federation: Make) -> None:
-        simulation = federation(pool=20, n_clients=6, pmr=0.5).simulation
-        rounds = [simulation.selection.select(index) for index in range(10)]
+        rank_context = federation(pool=20, n_clients=6, pmr=0.5).rank_context
+        rounds = [rank_context.selection.select(index) for index in range(10)]
         for participants in rounds:
             ids = [p.client for p in participants]
             assert ids == sorted(set(ids))
             assert len(ids) == 6
             assert sum(p.malicious for p in participants) == 3
             assert {p.client for p in participants if p.malicious} <= set(
-                simulation.selection.malicious
+                rank_context.selection.malicious
             )
         assert len({tuple(p.client for p in participants) for participants in rounds}) > 1
-        assert len(simulation.selection.malicious) == 10
+        assert len(rank_context.selection.malicious) == 10
 
     def test_larger_pmr_only_adds_malicious_clients(self, federation: Make) -> None:
         few, many = (
-            set(federation(pmr=pmr).simulation.selection.malicious) for pmr in (0.34, 0.67)
+            set(federation(pmr=pmr).rank_context.selection.malicious) for pmr in (0.34, 0.67)
         )
         assert few < many
 
@@ -366,12 +366,12 @@ class TestSelection:
     def test_number_of_malicious_clients_is_exact(
         self, federation: Make, pmr: float, n: int
     ) -> None:
-        participants = federation(pmr=pmr, n_clients=30).simulation.selection.select(0)
+        participants = federation(pmr=pmr, n_clients=30).rank_context.selection.select(0)
         assert sum(p.malicious for p in participants) == n
 
     def test_pretraining_is_benign_and_does_not_depend_on_pmr(self, federation: Make) -> None:
         few, many = (
-            federation(pool=20, pmr=pmr).simulation.selection.select(-3) for pmr in (0.0, 0.5)
+            federation(pool=20, pmr=pmr).rank_context.selection.select(-3) for pmr in (0.0, 0.5)
         )
         assert few == many
         assert not any(p.malicious for p in many)
@@ -431,10 +431,10 @@ def test_evaluating_less_often_does_not_change_the_model(federation: Make) -> No
 @pytest.mark.parametrize("n_parts", [1, 2, 3, 7])
 def test_shares_of_an_evaluation_add_up(federation: Make, n_parts: int) -> None:
     server = federation()
-    simulation, start = server.simulation, server.initial()
-    whole = simulation.evaluator.count_correct(start.params, start.buffers, 0, 1)
+    rank_context, start = server.rank_context, server.initial()
+    whole = rank_context.evaluator.count_correct(start.params, start.buffers, 0, 1)
     parts = [
-        simulation.evaluator.count_correct(start.params, start.buffers, i, n_parts)
+        rank_context.evaluator.count_correct(start.params, start.buffers, i, n_parts)
         for i in range(n_parts)
     ]
     assert torch.equal(sum(parts), whole)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbench.data import Spec
-from fedbench.engine.parameters import ParameterLayout
+from fedbench.engine.flat_parameters import ParameterLayout
 from fedbench.errors import UserError
 from fedbench.models import MODELS
 

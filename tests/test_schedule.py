@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedbench.attack import ATTACKS
 from fedbench.config import RunConfig
-from fedbench.engine.selection import Participant
+from fedbench.engine.client_selection import Participant
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 
@@ -23,7 +23,7 @@ Make = Callable[..., Federation]
 
 def attacked_rounds(server: Federation, n_rounds: int = 8) -> list[int]:
     rounds = range(-2, n_rounds)
-    return [i for i in rounds if any(p.malicious for p in server.simulation.selection.select(i))]
+    return [i for i in rounds if any(p.malicious for p in server.rank_context.selection.select(i))]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_participants_do_not_depend_on_the_attack(
     federation: Make, malicious: str, schedule: dict[str, Any]
 ) -> None:
     common = {"n_clients": [4, 8], "pool": 20, "malicious": malicious, "pmr": 0.3}
-    attacked = federation(**common, **schedule).simulation
-    benign = federation(attack=ATTACKS.build({"name": "none"}), **common).simulation
+    attacked = federation(**common, **schedule).rank_context
+    benign = federation(attack=ATTACKS.build({"name": "none"}), **common).rank_context
     for index in range(-2, 6):
         ids = [[p.client for p in run.selection.select(index)] for run in (attacked, benign)]
         assert ids[0] == ids[1]
@@ -75,11 +75,11 @@ def test_participants_do_not_depend_on_the_attack(
 def test_pmr_holds_in_every_round_of_a_range_of_clients(
     federation: Make,
 ) -> None:
-    simulation = federation(n_clients=[3, 9], pool=20, pmr=0.3).simulation
+    rank_context = federation(n_clients=[3, 9], pool=20, pmr=0.3).rank_context
     sizes = set()
     for index in range(-10, 40):
-        participants = simulation.selection.select(index)
-        n = simulation.config.n_clients_in(index)
+        participants = rank_context.selection.select(index)
+        n = rank_context.config.n_clients_in(index)
         assert len({p.client for p in participants}) == len(participants) == n
         expected = int(0.3 * n + 0.5) if index >= 0 else 0
         assert sum(p.malicious for p in participants) == expected
@@ -91,7 +91,7 @@ def test_pmr_holds_in_every_round_of_a_range_of_clients(
 @pytest.mark.parametrize("malicious", ["fixed", "sampled"])
 def test_a_range_of_one_number_equals_that_number(federation: Make, malicious: str) -> None:
     number, range_ = (
-        federation(n_clients=n, pool=20, malicious=malicious).simulation.selection
+        federation(n_clients=n, pool=20, malicious=malicious).rank_context.selection
         for n in (6, [6, 6])
     )
     assert [number.select(i) for i in range(-3, 9)] == [range_.select(i) for i in range(-3, 9)]
@@ -102,8 +102,8 @@ class TestMalicious:
         self, federation: Make, malicious: str, n_rounds: int = 400
     ) -> list[list[Participant]]:
         server = federation(pool=20, n_clients=6, pmr=0.3, malicious=malicious)
-        assert len(server.simulation.selection.malicious) == 6
-        return [server.simulation.selection.select(index) for index in range(n_rounds)]
+        assert len(server.rank_context.selection.malicious) == 6
+        return [server.rank_context.selection.select(index) for index in range(n_rounds)]
 
     def test_fixed_is_the_same_number_in_every_round(self, federation: Make) -> None:
         counts = {
@@ -124,7 +124,7 @@ class TestMalicious:
 
     def test_both_are_equal_if_all_clients_take_part(self, federation: Make) -> None:
         fixed, sampled = (
-            federation(malicious=kind).simulation.selection.select(3)
+            federation(malicious=kind).rank_context.selection.select(3)
             for kind in ("fixed", "sampled")
         )
         assert fixed == sampled
@@ -134,7 +134,7 @@ class TestMalicious:
         index = next(
             i
             for i in range(50)
-            if not any(p.malicious for p in server.simulation.selection.select(i))
+            if not any(p.malicious for p in server.rank_context.selection.select(i))
         )
         _, record = server.round(replace(server.initial(), next_round=index))
         assert (record["attacked"], record["pdr"], record["TPR"]) == (False, None, None)

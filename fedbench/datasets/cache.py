@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fedbench.datasets.files import cache_folder, reading
-from fedbench.results.storage import locked, write_atomically
+from fedbench.results.atomic_files import locked, write_atomically
 
 
 def cached(

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedbench.errors import UserError
-from fedbench.results.storage import write_atomically
+from fedbench.results.atomic_files import write_atomically
 
 PlainFile = BufferedReader | gzip.GzipFile
 
@@ -89,29 +89,21 @@ def read_arrays(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> lis
     try:
         with np.load(path, allow_pickle=False) as archive:
             missing = [name for name in shapes if name not in archive]
-            arrays = [] if missing else [archive[name] for name in shapes]
+            arrays = [] if missing else [np.asarray(archive[name]) for name in shapes]
     except Exception as error:  # numpy, zipfile, zlib and tokenize raise different types
         reason = textwrap.shorten(str(error), 100)
         raise UserError(f"{path}: cannot be read as .npz ({reason})") from error
     if missing:
         raise UserError(f"{path}: no array {', '.join(missing)}, expected {', '.join(shapes)}")
     for (name, shape), array in zip(shapes.items(), arrays, strict=True):
-        if not _fits(array, shape):
+        fits = [want in (None, have) for want, have in zip_longest(shape, array.shape)]
+        if not (all(fits) and array.size and array.dtype.kind in "iu"):
             wanted = " x ".join("n" if want is None else str(want) for want in shape)
-            is_array = isinstance(array, np.ndarray)
-            found = f"{array.dtype} of shape {array.shape}" if is_array else "no array"
+            found = f"{array.dtype} of shape {array.shape}"
             raise UserError(f"{path}: {name} must be whole numbers, {wanted}, got {found}")
     # torch supports neither other unsigned types nor non-native byte order well.
     native = [array if array.dtype == np.uint8 else array.astype(np.int64) for array in arrays]
     return [torch.from_numpy(array) for array in native]
-
-
-def _fits(array: Any, shape: tuple[int | None, ...]) -> bool:
-    """Whether `array` is a non-empty integer array of this shape."""
-    if not isinstance(array, np.ndarray) or array.ndim != len(shape):
-        return False
-    matches = all(want in (None, have) for want, have in zip(shape, array.shape, strict=True))
-    return matches and array.size > 0 and array.dtype.kind in "iu"
 
 
 def read_table(path: Path, n_columns: int) -> Tensor:

@@ -17,8 +17,7 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
@@ -52,16 +51,6 @@ Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Windows of T + 1 word ids, and the vocabulary."""
-
-    train: Tensor  # [n, T + 1] int32
-    test: Tensor  # [m, T + 1] int32
-    owners: Tensor  # [n] int32, author of each training window: 0, 1, ...
-    words: list[str]  # by id, starting with <unk>
-
-
-@dataclass(frozen=True)
 class PostSource(DataSource):
     """Posts by author, read from dumps and cut into windows."""
 
@@ -89,26 +78,30 @@ class PostSource(DataSource):
         return Spec(self.name, (self.length,), self.words, natural=True)
 
     @abstractmethod
-    def windows(self) -> Windows:
-        """Return the windows of this data set."""
+    def windows(self) -> dict[str, Any]:
+        """Return the windows of this data set, as `read` does."""
 
     def load(self) -> Sequences:
         windows = self.windows()
         return Sequences(
             self.name,
-            windows.train[:, :-1],
-            _labels(windows.train),
-            windows.test[:, :-1],
-            _labels(windows.test),
+            windows["train"][:, :-1],
+            _labels(windows["train"]),
+            windows["test"][:, :-1],
+            _labels(windows["test"]),
             self.words,
-            vocabulary={word: i for i, word in enumerate(windows.words)},
-            owners=windows.owners,
+            vocabulary={word: i for i, word in enumerate(windows["words"])},
+            owners=windows["owners"],
         )
 
-    def read(self, files: Sequence[Path]) -> tuple[Windows, LineCounts]:
-        """Read the files in two passes; return their windows and line counts."""
-        with _progress_bar(files, f"{self.name}: counting") as on_progress:
-            statistics = scan_dumps(files, on_progress)
+    def read(self, files: Sequence[Path]) -> tuple[dict[str, Any], LineCounts]:
+        """Read the files in two passes; return their windows and line counts.
+
+        The windows are `train` [n, T + 1] and `test` [m, T + 1], `owners` [n] are the authors of
+        the training windows: 0, 1, ... All are int32. `words` lists the vocabulary by id.
+        """
+        with _progress_bar(files, f"{self.name}: counting") as bar:
+            statistics = scan_dumps(files, bar.update)
         words = [*SPECIAL, *statistics.most_frequent(self.words - len(SPECIAL))]
         streams = self._streams(files, statistics, {word: i for i, word in enumerate(words)})
         # Free each stream once its windows exist: both are as large as the data set.
@@ -126,12 +119,12 @@ class PostSource(DataSource):
             )
         n_test = min(len(test), self.test_windows)
         owners = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part, _ in parts])
-        windows = Windows(
-            train=torch.from_numpy(np.concatenate([train for train, _ in parts])),
-            test=torch.from_numpy(test[np.arange(n_test) * len(test) // n_test]),
-            owners=torch.from_numpy(owners),
-            words=words,
-        )
+        windows = {
+            "train": torch.from_numpy(np.concatenate([train for train, _ in parts])),
+            "test": torch.from_numpy(test[np.arange(n_test) * len(test) // n_test]),
+            "owners": torch.from_numpy(owners),
+            "words": words,
+        }
         return windows, statistics.lines
 
     def _streams(
@@ -141,8 +134,8 @@ class PostSource(DataSource):
         chosen = statistics.authors_between(self.min_posts, self.max_posts, self.max_authors)
         streams = {author: (array("i"), array("q")) for author in chosen}
         wanted = {author.encode("utf-8", "surrogatepass") for author in chosen}
-        with _progress_bar(files, f"{self.name}: reading") as on_progress:
-            blocks = (read_posts(p, LineCounts(), on_progress, wanted) for p in files if chosen)
+        with _progress_bar(files, f"{self.name}: reading") as bar:
+            blocks = (read_posts(p, LineCounts(), bar.update, wanted) for p in files if chosen)
             for author, words in chain.from_iterable(chain.from_iterable(blocks)):
                 if author in streams:
                     stream, ends = streams[author]
@@ -174,15 +167,12 @@ def _location(files: Sequence[Path]) -> str:
     return str(files[0] if len(files) == 1 else files[0].parent)
 
 
-@contextmanager
-def _progress_bar(files: Sequence[Path], title: str) -> Iterator[Callable[[int], object]]:
-    """Show a progress bar on terminals; yield its callback for the number of bytes read."""
+def _progress_bar(files: Sequence[Path], title: str) -> Any:
+    """Return a progress bar of the bytes read, shown on terminals only."""
     from tqdm import tqdm  # type: ignore[import-untyped]  # most runs need no progress bar
 
     size = sum(path.stat().st_size for path in files)
-    bar = tqdm(total=size, desc=title, unit="B", unit_scale=True, leave=False, disable=None)
-    with bar:
-        yield bar.update
+    return tqdm(total=size, desc=title, unit="B", unit_scale=True, leave=False, disable=None)
 
 
 @DATASETS.register("reddit")
@@ -197,7 +187,7 @@ class Reddit(PostSource):
 
     name = "reddit"
 
-    def windows(self) -> Windows:
+    def windows(self) -> dict[str, Any]:
         files = find_dumps(self._locate())
         names = [f.name for f in fields(PostSource) if f.name != "backdoors"]
         settings = {name: getattr(self, name) for name in names}
@@ -205,9 +195,9 @@ class Reddit(PostSource):
         def build() -> dict[str, Any]:
             windows, counts = self.read(files)
             print(f"{self.name}: {counts}", file=sys.stderr)
-            return vars(windows)
+            return windows
 
-        return Windows(**cached(self.name, [VERSION, settings, [*map(fingerprint, files)]], build))
+        return cached(self.name, [VERSION, settings, [*map(fingerprint, files)]], build)
 
     def _locate(self) -> Path:
         if self.path is not None:
@@ -241,5 +231,5 @@ class RedditSample(PostSource):
 
     name = "reddit_sample"
 
-    def windows(self) -> Windows:
+    def windows(self) -> dict[str, Any]:
         return self.read([ASSETS / self.name / "posts.jsonl.xz"])[0]

@@ -25,7 +25,7 @@ import zstandard
 from fedbench.datasets.files import reading
 from fedbench.errors import UserError
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".zst", ".xz", ".bz2", ".gz")
+DUMP_NAME = re.compile(r"RC_|[^.].*\.(jsonl|ndjson|json|zst|xz|bz2|gz)")
 ZSTD_MAGIC = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + i, 0x2A, 0x4D, 0x18]) for i in range(16)))
 OPENERS: dict[bytes, Callable[[IO[bytes]], gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile]] = {
     b"\x1f\x8b": gzip.open,
@@ -267,14 +267,10 @@ def find_dumps(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     names = sorted(child.name for child in path.iterdir() if child.is_file())
-    files = [path / name for name in names if not name.startswith(".") and _is_dump(name)]
+    files = [path / name for name in names if DUMP_NAME.match(name)]
     if not files:
         raise UserError(
             f"{path}: expected dumps of posts (RC_* or *.jsonl, plain or .zst, .xz, .bz2, .gz), "
             f"found {', '.join(names[:5]) or 'nothing'}"
         )
     return files
-
-
-def _is_dump(name: str) -> bool:
-    return name.startswith("RC_") or any(suffix in name for suffix in SUFFIXES)

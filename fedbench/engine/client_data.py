@@ -12,7 +12,7 @@ from fedbench.backdoor import PreparedBackdoor
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.datasets.partition import client_indices
-from fedbench.engine.selection import Participant
+from fedbench.engine.client_selection import Participant
 from fedbench.rng import generator
 
 

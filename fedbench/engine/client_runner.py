@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fedbench.attack import AttackView
+from fedbench.engine.client_selection import Participant, Round
 from fedbench.engine.executors import Backend
+from fedbench.engine.flat_parameters import FlatModel
 from fedbench.engine.local_training import AttackHooks, LocalTraining
-from fedbench.engine.parameters import FlatModel
-from fedbench.engine.selection import Participant, Round
-from fedbench.engine.simulation import Simulation
+from fedbench.engine.rank_context import RankContext
 from fedbench.errors import UserError
 from fedbench.rng import derive, generator
 
@@ -22,8 +22,8 @@ from fedbench.rng import derive, generator
 class ClientRunner:
     """Runs groups of clients on this rank."""
 
-    def __init__(self, simulation: Simulation, backend: Backend) -> None:
-        self.simulation = simulation
+    def __init__(self, rank_context: RankContext, backend: Backend) -> None:
+        self.rank_context = rank_context
         self.backend = backend
 
     def run(
@@ -41,14 +41,14 @@ class ClientRunner:
         self, round_: Round, participants: Sequence[Participant]
     ) -> dict[int, AttackView]:
         """What each malicious client knows, by position; with its clean update if it needs one."""
-        seed, malicious = self.simulation.config.seed, _malicious(participants)
+        seed, malicious = self.rank_context.config.seed, _malicious(participants)
         views = {
-            i: self.simulation.attack_view(
+            i: self.rank_context.attack_view(
                 round_, generator(seed, "objective", round_.index, participants[i].client)
             )
             for i in malicious
         }
-        if not malicious or not self.simulation.attack.needs_clean_update:
+        if not malicious or not self.rank_context.attack.needs_clean_update:
             return views
         start = FlatModel(round_.params, round_.buffers)
         clean = [FlatModel(*map(torch.empty_like, start)) for _ in malicious]
@@ -68,7 +68,7 @@ class ClientRunner:
     ) -> None:
         """Write each client's trained model to `out`; attackers that skip training keep G."""
         start = FlatModel(round_.params, round_.buffers)
-        idle = () if self.simulation.attack.trains else _malicious(participants)
+        idle = () if self.rank_context.attack.trains else _malicious(participants)
         for i in idle:
             out[i].params.copy_(start.params)
             out[i].buffers.copy_(start.buffers)
@@ -77,7 +77,7 @@ class ClientRunner:
         self.backend.fit(start, trainings, [out[i] for i in trained])
 
     def _craft(self, update: Tensor, view: AttackView) -> None:
-        crafted = self.simulation.attack.craft(update, view)
+        crafted = self.rank_context.attack.craft(update, view)
         if crafted.shape != update.shape:
             shapes = f"{tuple(update.shape)}, got {tuple(crafted.shape)}"
             raise UserError(f"craft must return an update of shape {shapes}")
@@ -87,7 +87,11 @@ class ClientRunner:
         self, round_: Round, participant: Participant, view: AttackView | None = None
     ) -> LocalTraining:
         """A client's local training: honest without a view, else as the attack defines it."""
-        config, attack, data = self.simulation.config, self.simulation.attack, self.simulation.data
+        config, attack, data = (
+            self.rank_context.config,
+            self.rank_context.attack,
+            self.rank_context.data,
+        )
         key = (round_.index, participant.client)
         epochs, hooks = config.local_epochs, None
         if view is not None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedbench.attack import Omniscient
-from fedbench.engine.selection import Round
-from fedbench.engine.simulation import Simulation
+from fedbench.engine.client_selection import Round
+from fedbench.engine.rank_context import RankContext
 from fedbench.errors import UserError
 from fedbench.rng import generator
 
 
-def collude(simulation: Simulation, round_: Round, updates: Tensor) -> dict[int, str]:
+def collude(rank_context: RankContext, round_: Round, updates: Tensor) -> dict[int, str]:
     """Replace the malicious rows of updates [N, P] by what the attack sends instead.
 
     Returns the rows of the wrong size, which do not fit into [N, P], with the reason.
@@ -22,9 +22,9 @@ def collude(simulation: Simulation, round_: Round, updates: Tensor) -> dict[int,
     malicious = [i for i, participant in enumerate(participants) if participant.malicious]
     if not malicious:
         return {}
-    attack = simulation.attack
-    rng = generator(simulation.config.seed, "craft", round_.index)
-    view = simulation.attack_view(round_, rng)
+    attack = rank_context.attack
+    rng = generator(rank_context.config.seed, "craft", round_.index)
+    view = rank_context.attack_view(round_, rng)
     if isinstance(attack, Omniscient) and attack.omniscient:
         honest = [i for i, participant in enumerate(participants) if not participant.malicious]
         view = replace(view, benign=updates[honest])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedbench.backdoor import PreparedBackdoor
 from fedbench.data import Dataset
-from fedbench.engine.replica import ModelReplica
+from fedbench.engine.model_replica import ModelReplica
 from fedbench.errors import UserError
 from fedbench.metrics import BATCH, EvaluationSet, batch_size, count_correct
 

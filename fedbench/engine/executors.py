@@ -13,9 +13,9 @@ from fedbench.registry import Registry
 
 if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
     from fedbench.config import RunConfig
+    from fedbench.engine.flat_parameters import FlatModel
     from fedbench.engine.local_training import LocalTraining
-    from fedbench.engine.parameters import FlatModel
-    from fedbench.engine.replica import ModelReplica
+    from fedbench.engine.model_replica import ModelReplica
 
 ACCELERATORS = ("cpu", "gpu", "cuda", "mps", "auto")
 PRECISIONS = ("32-true", "bf16-mixed")

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, distributed
 
 from fedbench.backdoor import PreparedBackdoor
-from fedbench.engine.assignment import balance
 from fedbench.engine.client_runner import ClientRunner
+from fedbench.engine.client_selection import Round
 from fedbench.engine.executors import Executor
-from fedbench.engine.parameters import FlatModel
-from fedbench.engine.selection import Round
-from fedbench.engine.simulation import Simulation
+from fedbench.engine.flat_parameters import FlatModel
+from fedbench.engine.rank_assignment import balance
+from fedbench.engine.rank_context import RankContext
 from fedbench.engine.transport import collective, send_to_rank_0
 from fedbench.errors import UserError
 from fedbench.metrics import accuracy
@@ -38,11 +38,11 @@ class ClientError(UserError):
 class RankGroup:
     """Trains and evaluates on all ranks. Rank 0 calls its methods, the others `serve`."""
 
-    def __init__(self, executor: Executor, simulation: Simulation) -> None:
-        self.simulation = simulation
-        self.fabric = simulation.replica.fabric
-        self.backend = executor.backend(simulation.replica, simulation.config)
-        self.runner = ClientRunner(simulation, self.backend)
+    def __init__(self, executor: Executor, rank_context: RankContext) -> None:
+        self.rank_context = rank_context
+        self.fabric = rank_context.replica.fabric
+        self.backend = executor.backend(rank_context.replica, rank_context.config)
+        self.runner = ClientRunner(rank_context, self.backend)
         # Ranks that may work now; a sweep changes it as other runs end.
         self.available: Callable[[], int] = lambda: self.fabric.world_size
 
@@ -64,7 +64,7 @@ class RankGroup:
     def evaluate(self, params: Tensor, buffers: Tensor) -> list[float | None]:
         """Accuracy on each evaluation set: MA, then the BA of each backdoor."""
         counts = self._on_all_ranks(self._evaluate_share, params, buffers, self._n_ranks())
-        return [*map(accuracy, self.simulation.evaluator.sets, counts.tolist())]
+        return [*map(accuracy, self.rank_context.evaluator.sets, counts.tolist())]
 
     def serve(self) -> None:
         """Do this rank's share of every command until rank 0 stops."""
@@ -100,10 +100,10 @@ class RankGroup:
         return received
 
     def _set_backdoors(self, backdoors: Sequence[PreparedBackdoor]) -> None:
-        self.simulation.set_backdoors(backdoors)
+        self.rank_context.set_backdoors(backdoors)
 
     def _evaluate_share(self, params: Tensor, buffers: Tensor, n_ranks: int) -> Tensor:
-        rank, evaluator = self.fabric.global_rank, self.simulation.evaluator
+        rank, evaluator = self.fabric.global_rank, self.rank_context.evaluator
         if rank < n_ranks:
             counts = evaluator.count_correct(params, buffers, rank, n_ranks)
         else:
@@ -116,7 +116,7 @@ class RankGroup:
     def _train_share(self, round_: Round, n_ranks: int) -> tuple[Tensor, Tensor]:
         """Train this rank's clients; the result is complete on rank 0 only."""
         rank, participants = self.fabric.global_rank, round_.participants
-        costs = [self.simulation.data.cost(round_.index, p) for p in participants]
+        costs = [self.rank_context.data.cost(round_.index, p) for p in participants]
         groups = self.backend.groups(costs, [p.malicious for p in participants])
         parts = balance([sum(costs[i] for i in group) for group in groups], n_ranks)
         parts += [[]] * (self.fabric.world_size - n_ranks)

@@ -8,6 +8,7 @@ import torch
 
 from fedbench.engine.captured_step import GradientFunction, can_capture, loss_function
 from fedbench.engine.executors import Backend
+from fedbench.engine.flat_parameters import FlatModel
 from fedbench.engine.local_training import (
     Classifier,
     LocalTraining,
@@ -15,8 +16,7 @@ from fedbench.engine.local_training import (
     sgd_step,
     train,
 )
-from fedbench.engine.parameters import FlatModel
-from fedbench.engine.replica import ModelReplica
+from fedbench.engine.model_replica import ModelReplica
 
 
 class SequentialBackend(Backend):

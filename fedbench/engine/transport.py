@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch import distributed
 
-from fedbench.engine.parameters import FlatModel
+from fedbench.engine.flat_parameters import FlatModel
 
 GRACE = 30  # seconds for the parent process to end this one
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedbench.engine.captured_step import GradientFunction, can_capture, loss_function
 from fedbench.engine.executors import Backend
+from fedbench.engine.flat_parameters import FlatModel
 from fedbench.engine.local_training import (
     Batch,
     Classifier,
@@ -24,8 +25,7 @@ from fedbench.engine.local_training import (
     batch_sizes,
     sgd_step,
 )
-from fedbench.engine.parameters import FlatModel
-from fedbench.engine.replica import ModelReplica
+from fedbench.engine.model_replica import ModelReplica
 from fedbench.errors import UserError, first_line
 from fedbench.metrics import IGNORED
 

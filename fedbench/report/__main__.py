@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fedbench.errors import UserError, nearest
 from fedbench.report.table import print_runs
-from fedbench.results.reader import METRICS, STEALTH, RunResult, read_runs
+from fedbench.results.run_reader import METRICS, STEALTH, RunResult, read_runs
 
 
 def _columns(text: str, runs: Sequence[RunResult]) -> list[str]:

@@ -60,13 +60,9 @@ def label_counts(dataset: Dataset, shards: Sequence[Tensor]) -> LabelCounts:
 
 def count_labels(labels: Tensor, shards: Sequence[Tensor], n_classes: int) -> Tensor:
     """Count each label per client [C, N]; labels are [n] or [n, T], shards index them."""
-    sizes = torch.tensor([len(shard) for shard in shards])
-    samples = torch.cat([*shards]).to(labels.device)
-    held = labels.reshape(len(labels), -1)[samples].cpu()  # [samples, 1 or T]
-    clients = torch.arange(len(shards)).repeat_interleave(sizes)[:, None].expand_as(held)
-    counted = held != IGNORED
-    pairs = clients[counted] * n_classes + held[counted]
-    return torch.bincount(pairs, minlength=len(shards) * n_classes).view(len(shards), -1).T
+    held = [labels[shard.to(labels.device)].flatten().cpu() for shard in shards]
+    counts = [own[own != IGNORED].bincount(minlength=n_classes) for own in held]
+    return torch.stack(counts, dim=1)
 
 
 def class_names(dataset: Dataset) -> dict[int, str]:

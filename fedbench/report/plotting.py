@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbench.results.storage import write_atomically
+from fedbench.results.atomic_files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

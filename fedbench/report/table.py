@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fedbench.config import NO_EFFECT
 from fedbench.report.console import percent
-from fedbench.results.reader import METRICS, STEALTH, RunResult, Value
+from fedbench.results.run_reader import METRICS, STEALTH, RunResult, Value
 
 NOT_PERCENT = ("seconds", "seeds", *STEALTH)  # columns that are not in percent
 BOOKKEEPING = frozenset({*NO_EFFECT, "seed"})  # settings that never start a new row

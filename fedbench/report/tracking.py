@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from fedbench.errors import nearest
 from fedbench.registry import Registry
 from fedbench.report.partition_figure import PARTITION_FILE
-from fedbench.results.reader import STEALTH
+from fedbench.results.run_reader import STEALTH
 
 if TYPE_CHECKING:
     import wandb

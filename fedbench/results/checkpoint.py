@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbench.errors import UserError
-from fedbench.results.storage import write_atomically
+from fedbench.results.atomic_files import write_atomically
 
 
 @dataclass(frozen=True)

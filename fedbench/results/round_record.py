@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from fedbench.defense import Aggregate
-from fedbench.engine.selection import Participant, Round
+from fedbench.engine.client_selection import Participant, Round
 from fedbench.metrics import auc, mean, rates, stealth
 from fedbench.ops import norms_and_cosines
 from fedbench.results.run_dir import Record
-from fedbench.screening import Screened
+from fedbench.update_screening import Screened
 
 
 def round_record(

@@ -17,8 +17,8 @@ import yaml
 
 from fedbench.config import RunConfig
 from fedbench.errors import UserError
+from fedbench.results.atomic_files import locked, write_atomically
 from fedbench.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fedbench.results.storage import locked, write_atomically
 
 Record = dict[str, Any]  # one line of rounds.jsonl, or summary.json
 

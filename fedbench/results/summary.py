@@ -8,8 +8,8 @@ from importlib.metadata import version
 
 from fedbench import __version__
 from fedbench.metrics import mean, rates
-from fedbench.results.reader import STEALTH
 from fedbench.results.run_dir import Record
+from fedbench.results.run_reader import STEALTH
 
 
 def summarise(rounds: Sequence[Record]) -> Record:

@@ -169,7 +169,7 @@ def test_training_pulls_the_base_measure_toward_the_clean_one(federation: Make) 
         malicious = [
             i
             for i, p in enumerate(round_.participants)
-            if p.client in made.simulation.selection.malicious
+            if p.client in made.rank_context.selection.malicious
         ]
         return start.params, made.ranks.train(round_)[0], malicious
 

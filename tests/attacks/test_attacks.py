@@ -33,7 +33,7 @@ def start(federation: Federation, index: int = 0) -> Checkpoint:
 def sent(made: Federation, index: int = 0) -> tuple[Tensor, Tensor]:
     """Honest and malicious updates of a round."""
     end, _ = made.round(start(made, index))
-    malicious = torch.tensor([p.malicious for p in made.simulation.selection.select(index)])
+    malicious = torch.tensor([p.malicious for p in made.rank_context.selection.select(index)])
     return end.defense_state[~malicious], end.defense_state[malicious]
 
 
@@ -57,8 +57,8 @@ def test_an_attack_does_not_change_honest_updates(
     everyone = made.round(start(made))[0].defense_state
     malicious = torch.tensor(
         [
-            p.client in made.simulation.selection.malicious
-            for p in made.simulation.selection.select(0)
+            p.client in made.rank_context.selection.malicious
+            for p in made.rank_context.selection.select(0)
         ]
     )
     assert torch.equal(honest, everyone[~malicious])
@@ -71,7 +71,7 @@ def test_the_record_of_a_round_is_complete(federation: Make, name: str) -> None:
     for index in range(2):
         _, record = made.round(start(made, index))
         assert 0 <= record["MA"] <= 1
-        targeted = bool(made.simulation.data.backdoors)
+        targeted = bool(made.rank_context.data.backdoors)
         assert (record["BA"] is not None) == targeted == bool(record["BA_by_backdoor"])
         assert record["attacked"] == (name != "none")
         assert (record["norm_ratio"] is not None) == (name != "none")
@@ -146,8 +146,8 @@ def test_an_attack_sees_only_its_own_clients(federation: Make) -> None:
     seen: list[Any] = []
     made = federation(Spy(), Curious(seen=seen))
     _, malicious = sent(made)
-    shards = made.simulation.data.shards
-    clients = [p.client for p in made.simulation.selection.select(0) if p.malicious]
+    shards = made.rank_context.data.shards
+    clients = [p.client for p in made.rank_context.selection.select(0) if p.malicious]
     assert [size for kind, size, *_ in seen if kind == "poison"] == [
         len(shards[c]) for c in clients
     ]

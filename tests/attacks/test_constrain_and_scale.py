@@ -411,7 +411,7 @@ def test_bounded_shrinks_long_updates_and_lets_short_ones_grow(
     rows = [
         i
         for i, p in enumerate(round_.participants)
-        if p.client in honest.simulation.selection.malicious
+        if p.client in honest.rank_context.selection.malicious
     ]
     clean = honest.ranks.train(round_)[0][rows].double().norm(dim=1)
     before, after = (sent(gamma).double().norm(dim=1) for gamma in (1.0, "bounded"))

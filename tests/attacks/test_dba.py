@@ -141,9 +141,9 @@ def test_in_a_federation_each_client_keeps_its_part(federation: Make) -> None:
     assert sorted(seen) == [0, 1, 2, 3]
     for slot, pixels in seen.items():
         assert {frozenset(found) for found in pixels} == {frozenset(part_of(trigger, slot, 3))}
-    (evaluation,) = made.simulation.evaluator.triggered
+    (evaluation,) = made.rank_context.evaluator.triggered
     assert (evaluation.expected == 2).all()
-    data = made.simulation.dataset
+    data = made.rank_context.dataset
     assert len(evaluation.x) == int((data.y_test != 2).sum())
     rows, columns = torch.tensor(sorted(whole)).T
     assert (evaluation.x[..., rows, columns] == 255).all()

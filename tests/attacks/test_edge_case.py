@@ -124,7 +124,7 @@ def test_auto_eps_is_the_norm_of_the_honest_update(federation: Make) -> None:
     malicious = [
         i
         for i, p in enumerate(order_of(made).participants)
-        if p.client in made.simulation.selection.malicious
+        if p.client in made.rank_context.selection.malicious
     ]
     honest = made.ranks.train(order_of(made))[0][malicious].double().norm(dim=1)
     lengths = malicious_updates(federation(attack=edge_case(eps="auto"))).double().norm(dim=1)
@@ -197,19 +197,19 @@ def test_backdoor_samples_replace_a_share_of_the_clients(
 def test_one_round_with_the_tail_of_a_class(federation: Make) -> None:
     """The edge cases come from the malicious clients' samples."""
     made = federation(attack=EdgeCase(eps="auto", gamma=1.0, backdoors=[{"name": "tail"}]))
-    (backdoor,) = made.simulation.data.backdoors
+    (backdoor,) = made.rank_context.data.backdoors
     assert isinstance(backdoor, BackdoorSamples)
     held = {
-        tuple(made.simulation.dataset.x_train[i].flatten().tolist())
-        for client in made.simulation.selection.malicious
-        for i in made.simulation.data.shards[client].tolist()
+        tuple(made.rank_context.dataset.x_train[i].flatten().tolist())
+        for client in made.rank_context.selection.malicious
+        for i in made.rank_context.data.shards[client].tolist()
     }
     assert {tuple(image.flatten().tolist()) for image in backdoor.x_train} <= held
     end, record = made.round(replace(made.initial(), next_round=0))
     assert end.params.isfinite().all()
     assert record["attacked"] is True
     assert 0 <= record["BA"] <= 1
-    (evaluation,) = made.simulation.evaluator.triggered
+    (evaluation,) = made.rank_context.evaluator.triggered
     assert torch.equal(evaluation.x, backdoor.x_test)
 
 

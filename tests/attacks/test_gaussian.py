@@ -112,7 +112,7 @@ def test_malicious_clients_do_not_train(
 
     monkeypatch.setattr(ClientRunner, "_local_training", counting)
     made = federation(attack=ATTACKS.build({"name": name}))
-    assert made.simulation.attack.trains is (n_trained == 6)
+    assert made.rank_context.attack.trains is (n_trained == 6)
     made.round(replace(made.initial(), next_round=0))
     assert len(trained) == n_trained
 

@@ -117,7 +117,7 @@ def test_a_client_trains_on_the_flipped_labels(federation: Make) -> None:
     """Its update has the same bits as honest training on a dataset with flipped labels."""
     attacked = sent_updates(federation, LabelFlip(), pdr=1.0)
     mislabeled = federation(Spy(), ATTACKS.build({"name": "none"}))
-    data = mislabeled.simulation.data
+    data = mislabeled.rank_context.data
     y = data.dataset.y_train.clone()
     for client in data.malicious:
         y[data.shards[client]] = 9 - y[data.shards[client]]

@@ -161,11 +161,11 @@ def test_ba_is_the_mean_over_the_backdoors(federation: Make, n_backdoors: int) -
     made = federation(attack=attack)
     end, record = made.round(replace(made.initial(), next_round=0))
     assert list(record["BA_by_backdoor"]) == [str(i) for i in range(n_backdoors)]
-    simulation, data = made.simulation, made.simulation.dataset
-    simulation.replica.layout.write(end.params, end.buffers)
+    rank_context, data = made.rank_context, made.rank_context.dataset
+    rank_context.replica.layout.write(end.params, end.buffers)
     each = [
         accuracy(
-            simulation.replica.module, patch.evaluation_set(data.x_test, data.y_test), data.decode
+            rank_context.replica.module, patch.evaluation_set(data.x_test, data.y_test), data.decode
         )
         for patch in PATCHES[:n_backdoors]
     ]

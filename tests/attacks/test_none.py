@@ -10,7 +10,7 @@ from torch import nn
 from fedbench.attack import ATTACKS, Attack, AttackView
 from fedbench.config import RunConfig
 from fedbench.data import Dataset, Images
-from fedbench.engine.simulation import Simulation
+from fedbench.engine.rank_context import RankContext
 
 NoAttack = ATTACKS.get("none")
 ConstrainAndScale = ATTACKS.get("constrain_and_scale")
@@ -25,12 +25,12 @@ def dataset() -> Dataset:
     return Images("made", x, y, x[:50], y[:50], n_classes=10, mean=0.5, std=0.25)
 
 
-def simulation(dataset: Dataset, attack: Attack, pmr: float = 0.4) -> Simulation:
+def rank_context(dataset: Dataset, attack: Attack, pmr: float = 0.4) -> RankContext:
     config = RunConfig(n_clients=10, pool=20, pmr=pmr, local_epochs=1, batch_size=8)
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(36, 10))
     fabric = Fabric(accelerator="cpu", devices=1)
-    return Simulation(config, dataset, network, attack, fabric)
+    return RankContext(config, dataset, network, attack, fabric)
 
 
 def test_by_hand() -> None:
@@ -46,14 +46,14 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("pmr", [0.0, 0.4, 1.0])
 def test_no_client_is_malicious(dataset: Dataset, pmr: float) -> None:
-    benign = simulation(dataset, NoAttack(), pmr)
+    benign = rank_context(dataset, NoAttack(), pmr)
     for index in range(N_ROUNDS):
         assert not any(p.malicious for p in benign.selection.select(index))
 
 
 def test_the_same_clients_are_selected_as_under_an_attack(dataset: Dataset) -> None:
-    benign = simulation(dataset, NoAttack())
-    attacked = simulation(dataset, ConstrainAndScale())
+    benign = rank_context(dataset, NoAttack())
+    attacked = rank_context(dataset, ConstrainAndScale())
     for index in range(N_ROUNDS):
         honest, poisoned = benign.selection.select(index), attacked.selection.select(index)
         assert [p.client for p in honest] == [p.client for p in poisoned]

@@ -16,7 +16,7 @@ from fedbench.backdoor import BACKDOORS, BackdoorContext, BackdoorSamples
 from fedbench.backdoors.semantic import Semantic
 from fedbench.config import RunConfig
 from fedbench.data import DATASETS, Dataset, Images, Spec
-from fedbench.engine.simulation import Simulation
+from fedbench.engine.rank_context import RankContext
 from fedbench.errors import UserError
 
 POISON = [30696, 33105, 33615, 33907, 36848, 40713, 41706]  # the paper's indices
@@ -43,12 +43,12 @@ def numbers(x: Tensor) -> list[int]:
     return [int(pixel) for pixel in x[:, 0, 0, 0]]
 
 
-def simulation(dataset: Dataset, **chosen: float | str) -> Simulation:
+def rank_context(dataset: Dataset, **chosen: float | str) -> RankContext:
     config = RunConfig(**{"n_clients": 20, "pmr": 0.2, **chosen})  # type: ignore[arg-type]
     n_pixels = dataset.x_train[0].numel()
     network = nn.Sequential(nn.Flatten(), nn.Linear(n_pixels, dataset.n_classes))
     fabric = Fabric(accelerator="cpu", devices=1)
-    return Simulation(config, dataset, network, ATTACKS.build({"name": "none"}), fabric)
+    return RankContext(config, dataset, network, ATTACKS.build({"name": "none"}), fabric)
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def test_the_last_image_can_be_used() -> None:
 def test_no_client_holds_reserved_samples(
     chosen: dict[str, float | str], reserved: tuple[int, ...]
 ) -> None:
-    clients = simulation(made(200, reserved), n_clients=5, **chosen)
+    clients = rank_context(made(200, reserved), n_clients=5, **chosen)
     held = [sample for shard in clients.data.shards for sample in shard.tolist()]
     assert len(held) == len(set(held))
     assert set(held).isdisjoint(reserved)
@@ -202,7 +202,7 @@ def test_no_client_holds_reserved_samples(
 def test_reserved_samples_do_not_shift_the_labels() -> None:
     """With non_iid = 1 a client holds one class; shifted indices would give it several."""
     dataset = made(200, reserved=(0, 1, 2, 50, 77))
-    clients = simulation(dataset, n_clients=5, non_iid=1.0)
+    clients = rank_context(dataset, n_clients=5, non_iid=1.0)
     for client, shard in enumerate(clients.data.shards):
         assert set(dataset.y_train[shard].tolist()) == {client}
         assert len(shard) > 30
@@ -221,7 +221,7 @@ def test_all_twelve_are_automobiles(cifar10: Dataset) -> None:
 
 @pytest.mark.parametrize("partition", ["main_class", "dirichlet"])
 def test_no_client_holds_any_of_the_twelve(cifar10: Dataset, partition: str) -> None:
-    clients = simulation(cifar10, partition=partition, non_iid=0.5)
+    clients = rank_context(cifar10, partition=partition, non_iid=0.5)
     held = torch.cat(clients.data.shards)
     assert len(held.unique()) == len(held)
     assert not set(held.tolist()) & {*POISON, *MEASURE}

@@ -20,7 +20,7 @@ from fedbench.backdoor import BACKDOORS, BackdoorContext, BackdoorSamples
 from fedbench.backdoors.tail import Tail
 from fedbench.config import RunConfig
 from fedbench.data import Dataset, Images, Spec
-from fedbench.engine.simulation import Simulation
+from fedbench.engine.rank_context import RankContext
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 
@@ -258,18 +258,18 @@ def images(n: int) -> Dataset:
     return Images("made", x, y, x[:50], y[:50], n_classes=10, mean=0.5, std=0.25)
 
 
-def simulation(dataset: Dataset, network: nn.Module, pmr: float = 0.4) -> Simulation:
+def rank_context(dataset: Dataset, network: nn.Module, pmr: float = 0.4) -> RankContext:
     config = RunConfig(n_clients=10, pmr=pmr)
     fabric = Fabric(accelerator="cpu", devices=1)
     attack = ATTACKS.build({"name": "constrain_and_scale"})
-    return Simulation(config, dataset, network, attack, fabric)
+    return RankContext(config, dataset, network, attack, fabric)
 
 
 def test_features_are_the_inputs_of_the_last_linear_layer() -> None:
     """They use the given parameters, not those in the module, and no dropout."""
     torch.manual_seed(0)
     data = images(2300)  # more than one batch
-    clients = simulation(data, Odd(25))
+    clients = rank_context(data, Odd(25))
     params, buffers = clients.replica.layout.read_params(), clients.replica.layout.read_buffers()
     hidden = params[10 * 8 :]  # after weights and biases of the output layer
     weight, bias = hidden[: 7 * 25].view(7, 25), hidden[7 * 25 : 7 * 26]
@@ -286,7 +286,7 @@ def test_features_are_the_inputs_of_the_last_linear_layer() -> None:
 
 def test_a_model_without_a_linear_layer_has_no_features() -> None:
     network = nn.Sequential(nn.Conv2d(1, 10, 5), nn.Flatten())
-    clients = simulation(images(100), network)
+    clients = rank_context(images(100), network)
     ready = clients.backdoor_context(
         clients.replica.layout.read_params(), clients.replica.layout.read_buffers()
     )
@@ -296,7 +296,7 @@ def test_a_model_without_a_linear_layer_has_no_features() -> None:
 
 @pytest.mark.parametrize("pmr", [0.0, 0.2, 0.4, 1.0])
 def test_malicious_samples_are_those_of_malicious_clients(pmr: float) -> None:
-    clients = simulation(images(400), Odd(25), pmr)
+    clients = rank_context(images(400), Odd(25), pmr)
     ready = clients.backdoor_context(
         clients.replica.layout.read_params(), clients.replica.layout.read_buffers()
     )
@@ -315,7 +315,7 @@ def test_in_a_federation(federation: Callable[..., Federation]) -> None:
     torch.manual_seed(1)
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
     made = federation(attack=attack, network=network)
-    clients, data = made.simulation, made.simulation.dataset
+    clients, data = made.rank_context, made.rank_context.dataset
     (backdoor,) = clients.data.backdoors
     assert isinstance(backdoor, BackdoorSamples)
     own = torch.cat([clients.data.shards[client] for client in sorted(clients.selection.malicious)])
@@ -330,6 +330,6 @@ def test_in_a_federation(federation: Callable[..., Federation]) -> None:
         known = [image.numpy().tobytes() for image in samples]
         edge = [known.index(image.numpy().tobytes()) for image in x]
         assert_least_likely(edge, rows.numpy(), features.numpy(), 0.25)
-    (evaluation,) = made.simulation.evaluator.triggered
+    (evaluation,) = made.rank_context.evaluator.triggered
     assert evaluation.x is backdoor.x_test
     assert evaluation.expected.tolist() == [TARGET] * len(evaluation.x)

@@ -25,8 +25,8 @@ from fedbench.datasets.partition import PARTITIONS, Partition
 from fedbench.defense import DEFENSES
 from fedbench.engine.executors import Sequential
 from fedbench.engine.local_training import Classifier
+from fedbench.engine.rank_context import RankContext
 from fedbench.engine.ranks import RankGroup
-from fedbench.engine.simulation import Simulation
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.metrics import IGNORED, EvaluationSet
@@ -266,9 +266,9 @@ def after_attack(attack: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dic
     torch.manual_seed(0)
     fabric = Fabric(accelerator="cpu", devices=1)
     data = text(grammar(500), n_test=100)
-    simulation = Simulation(config, data, Reader(), ATTACKS.build(attack), fabric)
+    rank_context = RankContext(config, data, Reader(), ATTACKS.build(attack), fabric)
     defense = DEFENSES.build({"name": "fedavg"})
-    made = Federation(RankGroup(Sequential(), simulation), defense)
+    made = Federation(RankGroup(Sequential(), rank_context), defense)
     state = made.initial()
     for _ in range(3):
         state = made.pretrain(state)

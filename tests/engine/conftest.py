@@ -7,33 +7,35 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
-from simulations import ATTACK_SETTINGS, MakeSimulation
+from rank_contexts import ATTACK_SETTINGS, MakeRankContext
 from torch import nn
 
 from fedbench.attack import ATTACKS
 from fedbench.backdoor import BACKDOORS
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
-from fedbench.engine.simulation import Simulation
+from fedbench.engine.rank_context import RankContext
 
 
 @pytest.fixture
-def make_simulation(sample: Dataset, fabric: Fabric) -> MakeSimulation:
-    """Return a factory of simulations: 8 clients, 3 malicious, and a small network."""
+def make_rank_context(sample: Dataset, fabric: Fabric) -> MakeRankContext:
+    """Return a factory of rank_contexts: 8 clients, 3 malicious, and a small network."""
 
-    def make(network: nn.Module | None = None, attack: str = "none", **settings: Any) -> Simulation:
+    def make(
+        network: nn.Module | None = None, attack: str = "none", **settings: Any
+    ) -> RankContext:
         defaults = {"n_clients": 8, "pmr": 0.4, "batch_size": 16, "model": {"name": "small"}}
         torch.manual_seed(0)
         network = network or nn.Sequential(
             nn.Flatten(), nn.Linear(784, 24), nn.ReLU(), nn.Linear(24, 10)
         )
         built = ATTACKS.build({"name": attack, **ATTACK_SETTINGS[attack]})
-        simulation = Simulation(RunConfig(**defaults | settings), sample, network, built, fabric)
-        layout = simulation.replica.layout
-        context = simulation.backdoor_context(layout.read_params(), layout.read_buffers())
+        rank_context = RankContext(RunConfig(**defaults | settings), sample, network, built, fabric)
+        layout = rank_context.replica.layout
+        context = rank_context.backdoor_context(layout.read_params(), layout.read_buffers())
         patch = BACKDOORS.build({"name": "patch"})
         backdoors = built.backdoor_settings([{"name": "patch"}])
-        simulation.set_backdoors([patch.prepare(context) for _ in backdoors])
-        return simulation
+        rank_context.set_backdoors([patch.prepare(context) for _ in backdoors])
+        return rank_context
 
     return make

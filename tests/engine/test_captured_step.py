@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from simulations import ATTACK_SETTINGS, SETTINGS, DataDependent, MakeSimulation, updates_of
+from rank_contexts import ATTACK_SETTINGS, SETTINGS, DataDependent, MakeRankContext, updates_of
 from torch import Tensor, nn
 
 from fedbench.engine.captured_step import (
@@ -24,33 +24,33 @@ from fedbench.engine.sequential import SequentialBackend
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("attack", ATTACK_SETTINGS)
 def test_captured_steps_give_the_bits_of_autograd(
-    make_simulation: MakeSimulation,
+    make_rank_context: MakeRankContext,
     attack: str,
     settings: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    simulation = make_simulation(attack=attack, **settings)
+    rank_context = make_rank_context(attack=attack, **settings)
     replays = count_calls(monkeypatch, CapturedStep, "__call__")
-    captured = updates_of(Sequential(), simulation)
+    captured = updates_of(Sequential(), rank_context)
     n_replays = len(replays)
     assert n_replays > 10
-    assert torch.equal(updates_of(Sequential(capture=False), simulation), captured)
+    assert torch.equal(updates_of(Sequential(capture=False), rank_context), captured)
     assert len(replays) == n_replays
 
 
 @pytest.mark.parametrize("attack", ATTACK_SETTINGS)
 def test_results_do_not_depend_on_when_a_stack_is_captured(
-    make_simulation: MakeSimulation, attack: str, monkeypatch: pytest.MonkeyPatch
+    make_rank_context: MakeRankContext, attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That depends on what the process trained before."""
     unequal = {"partition": "dirichlet", "dirichlet_alpha": 0.3, "local_epochs": 6}
-    simulation = make_simulation(attack=attack, **unequal)
+    rank_context = make_rank_context(attack=attack, **unequal)
     replays = count_calls(monkeypatch, CapturedStep, "__call__")
-    captured = updates_of(Vectorized(stack=3), simulation)
+    captured = updates_of(Vectorized(stack=3), rank_context)
     n_replays = len(replays)
     assert n_replays > 10
     monkeypatch.setattr("fedbench.engine.captured_step.CAPTURE_AFTER", 10**6)
-    assert torch.equal(updates_of(Vectorized(stack=3), simulation), captured)
+    assert torch.equal(updates_of(Vectorized(stack=3), rank_context), captured)
     assert len(replays) == n_replays
 
 
@@ -150,8 +150,8 @@ def test_only_modules_with_fixed_operations_are_captured(
     assert can_capture(module) is expected
 
 
-def test_networks_with_unknown_layers_are_not_captured(make_simulation: MakeSimulation) -> None:
+def test_networks_with_unknown_layers_are_not_captured(make_rank_context: MakeRankContext) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), DataDependent())
-    simulation = make_simulation(network)
-    assert SequentialBackend(simulation.replica, capture=True).captured is None
-    assert updates_of(Sequential(), simulation).isfinite().all()
+    rank_context = make_rank_context(network)
+    assert SequentialBackend(rank_context.replica, capture=True).captured is None
+    assert updates_of(Sequential(), rank_context).isfinite().all()

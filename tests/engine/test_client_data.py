@@ -16,8 +16,8 @@ from fedbench.backdoor import BACKDOORS, BackdoorContext, BackdoorSamples
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.datasets.images import crop_and_flip
-from fedbench.engine.selection import Participant
-from fedbench.engine.simulation import Simulation
+from fedbench.engine.client_selection import Participant
+from fedbench.engine.rank_context import RankContext
 from fedbench.federation import Federation
 
 Make = Callable[..., Federation]
@@ -27,7 +27,7 @@ Samples = Callable[..., tuple[Tensor, Tensor]]
 @pytest.fixture
 def samples(federation: Make) -> Samples:
     """Return a function that reads a malicious client's samples, with augmentation."""
-    data = federation(pdr=0.5).simulation.data
+    data = federation(pdr=0.5).rank_context.data
     data.dataset = replace(data.dataset, augment=crop_and_flip)
 
     def read(epoch: int, index: int = 0, poisoned: bool = False) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ def test_backdoor_samples_are_augmented_like_the_data_set(sample: Dataset) -> No
 
 def test_samples_are_read_once_unless_augmentation_changes_them(federation: Make) -> None:
     server = federation(local_epochs=5)
-    data, epochs = server.simulation.data, []
+    data, epochs = server.rank_context.data, []
     original = data.samples
 
     def samples(index: int, client: int, epoch: int, poisoned: bool) -> tuple[Tensor, Tensor]:
@@ -95,8 +95,8 @@ SPLITS = [{"non_iid": 1.0}, {"partition": "dirichlet", "dirichlet_alpha": 0.3}]
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_pretraining_has_its_own_partition(federation: Make, split: dict[str, Any]) -> None:
     """Before round 0, clients hold the samples of a run with non_iid=pretrain_non_iid."""
-    data = federation(**split, pretrain_non_iid=0.25).simulation.data
-    plain, benign = (federation(**s).simulation.data for s in (split, {"non_iid": 0.25}))
+    data = federation(**split, pretrain_non_iid=0.25).rank_context.data
+    plain, benign = (federation(**s).rank_context.data for s in (split, {"non_iid": 0.25}))
     for index, expected, other in ((-3, benign, plain), (-1, benign, plain), (0, plain, benign)):
         for client in range(6):
             shard = expected.shards[client]
@@ -131,6 +131,6 @@ def test_natural_partition_also_holds_in_pretraining(sample: Dataset, fabric: Fa
     owned = replace(sample, owners=torch.arange(600) % 8)
     config = RunConfig(n_clients=8, partition="natural", pretrain_non_iid=0.0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-    data = Simulation(config, owned, network, ATTACKS.build({"name": "none"}), fabric).data
+    data = RankContext(config, owned, network, ATTACKS.build({"name": "none"}), fabric).data
     assert data.pretrain_shards is data.shards
     assert all(len(owned.owners[shard].unique()) == 1 for shard in data.shards)

@@ -10,37 +10,37 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
-from simulations import ATTACK_SETTINGS, SETTINGS, DataDependent, MakeSimulation, updates_of
+from rank_contexts import ATTACK_SETTINGS, SETTINGS, DataDependent, MakeRankContext, updates_of
 from torch import nn
 
+from fedbench.engine.client_selection import Round
 from fedbench.engine.executors import EXECUTORS, Auto, Executor, Sequential, Vectorized
+from fedbench.engine.rank_context import RankContext
 from fedbench.engine.ranks import RankGroup
-from fedbench.engine.selection import Round
-from fedbench.engine.simulation import Simulation
 from fedbench.errors import UserError
 
 
-def groups_of(executor: Executor, simulation: Simulation) -> list[list[int]]:
-    participants = simulation.selection.select(0)
-    costs = [simulation.data.cost(0, p) for p in participants]
+def groups_of(executor: Executor, rank_context: RankContext) -> list[list[int]]:
+    participants = rank_context.selection.select(0)
+    costs = [rank_context.data.cost(0, p) for p in participants]
     malicious = [p.malicious for p in participants]
-    return executor.backend(simulation.replica, simulation.config).groups(costs, malicious)
+    return executor.backend(rank_context.replica, rank_context.config).groups(costs, malicious)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("attack", ATTACK_SETTINGS)
 def test_vectorized_equals_sequential_in_double_precision(
-    make_simulation: MakeSimulation, attack: str, settings: dict[str, Any]
+    make_rank_context: MakeRankContext, attack: str, settings: dict[str, Any]
 ) -> None:
     """To 1e-9: rounding is too small to switch a ReLU on or off."""
-    simulation = make_simulation(attack=attack, **settings)
-    simulation.replica.module.double()
-    decode = simulation.dataset.decode
-    simulation.replica.decode = lambda x: decode(x).double()
-    simulation.data.dataset = replace(simulation.dataset)
-    object.__setattr__(simulation.data.dataset, "decode", simulation.replica.decode)
+    rank_context = make_rank_context(attack=attack, **settings)
+    rank_context.replica.module.double()
+    decode = rank_context.dataset.decode
+    rank_context.replica.decode = lambda x: decode(x).double()
+    rank_context.data.dataset = replace(rank_context.dataset)
+    object.__setattr__(rank_context.data.dataset, "decode", rank_context.replica.decode)
     sequential, stacked = (
-        updates_of(executor, simulation) for executor in (Sequential(), Vectorized(stack=3))
+        updates_of(executor, rank_context) for executor in (Sequential(), Vectorized(stack=3))
     )
     assert sequential.dtype == torch.float64
     assert sequential.norm(dim=1).min() > 1e-3
@@ -49,65 +49,67 @@ def test_vectorized_equals_sequential_in_double_precision(
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_vectorized_stays_within_1e_5_in_single_precision(
-    make_simulation: MakeSimulation, settings: dict[str, Any]
+    make_rank_context: MakeRankContext, settings: dict[str, Any]
 ) -> None:
-    simulation = make_simulation(attack="constrain_and_scale", **settings)
+    rank_context = make_rank_context(attack="constrain_and_scale", **settings)
     sequential, stacked = (
-        updates_of(executor, simulation) for executor in (Sequential(), Vectorized())
+        updates_of(executor, rank_context) for executor in (Sequential(), Vectorized())
     )
     assert not torch.equal(stacked, sequential)
     errors = (stacked - sequential).norm(dim=1) / sequential.norm(dim=1)
     assert errors.max() < 1e-5
 
 
-def test_stack_size_does_not_change_results(make_simulation: MakeSimulation) -> None:
-    simulation = make_simulation(attack="constrain_and_scale")
-    alone, all_at_once = (updates_of(Vectorized(stack=k), simulation) for k in (1, 30))
+def test_stack_size_does_not_change_results(make_rank_context: MakeRankContext) -> None:
+    rank_context = make_rank_context(attack="constrain_and_scale")
+    alone, all_at_once = (updates_of(Vectorized(stack=k), rank_context) for k in (1, 30))
     torch.testing.assert_close(alone, all_at_once, rtol=1e-4, atol=1e-6)
 
 
-def test_stacks_hold_clients_of_similar_cost(make_simulation: MakeSimulation) -> None:
+def test_stacks_hold_clients_of_similar_cost(make_rank_context: MakeRankContext) -> None:
     unequal = {"partition": "dirichlet", "dirichlet_alpha": 0.3}
-    simulation = make_simulation(attack="constrain_and_scale", **unequal)
-    participants = simulation.selection.select(0)
-    groups = groups_of(Vectorized(stack=2), simulation)
+    rank_context = make_rank_context(attack="constrain_and_scale", **unequal)
+    participants = rank_context.selection.select(0)
+    groups = groups_of(Vectorized(stack=2), rank_context)
     assert [len(group) for group in groups] == [1, 2, 2, 1, 2]
     assert [{participants[i].malicious for i in group} for group in groups] == (
         [{False}] * 3 + [{True}] * 2
     )
-    costs = [[simulation.data.cost(0, participants[i]) for i in group] for group in groups]
+    costs = [[rank_context.data.cost(0, participants[i]) for i in group] for group in groups]
     for kind in (costs[:3], costs[3:]):
         flat = [cost for group in kind for cost in group]
         assert flat == sorted(flat, reverse=True)
 
 
 def test_cost_is_the_number_of_samples_a_client_processes(
-    make_simulation: MakeSimulation,
+    make_rank_context: MakeRankContext,
 ) -> None:
     # The attack trains for 3 epochs, and for 2 to obtain its clean update.
-    simulation = make_simulation(attack="constrain_and_scale", local_epochs=2)
+    rank_context = make_rank_context(attack="constrain_and_scale", local_epochs=2)
     honest, malicious = (
-        next(p for p in simulation.selection.select(0) if p.malicious is kind)
+        next(p for p in rank_context.selection.select(0) if p.malicious is kind)
         for kind in (False, True)
     )
-    data = simulation.data
+    data = rank_context.data
     assert data.cost(0, honest) == 2 * len(data.shards[honest.client])
     assert data.cost(0, malicious) == (3 + 2) * len(data.shards[malicious.client])
-    assert make_simulation(attack="gaussian").data.cost(0, malicious) == 0
+    assert make_rank_context(attack="gaussian").data.cost(0, malicious) == 0
 
 
-def test_one_backend_stacks_rounds_of_different_sizes(make_simulation: MakeSimulation) -> None:
+def test_one_backend_stacks_rounds_of_different_sizes(make_rank_context: MakeRankContext) -> None:
     """Benign rounds with their own partition, then attacked ones."""
     benign = {"pretrain_non_iid": 0.0, "partition": "dirichlet", "dirichlet_alpha": 0.3}
-    simulation = make_simulation(attack="constrain_and_scale", n_clients=[5, 8], pool=10, **benign)
+    rank_context = make_rank_context(
+        attack="constrain_and_scale", n_clients=[5, 8], pool=10, **benign
+    )
     sequential, stacked = (
-        RankGroup(executor, simulation) for executor in (Sequential(), Vectorized(stack=6))
+        RankGroup(executor, rank_context) for executor in (Sequential(), Vectorized(stack=6))
     )
     sizes = set()
     for index in range(-3, 3):
-        layout = simulation.replica.layout
+        layout = rank_context.replica.layout
         params, buffers = layout.read_params(), layout.read_buffers()
-        round_ = Round(index, simulation.selection.select(index), params, buffers)
+        round_ = Round(index, rank_context.selection.select(index), params, buffers)
         (expected, _), (found, _) = (ranks.train(round_) for ranks in (sequential, stacked))
         layout.write(params, buffers)
         assert ((found - expected).norm(dim=1) / expected.norm(dim=1)).max() < 1e-5
@@ -124,17 +126,17 @@ def test_one_backend_stacks_rounds_of_different_sizes(make_simulation: MakeSimul
     ],
 )
 def test_networks_that_cannot_be_stacked_are_a_user_error(
-    make_simulation: MakeSimulation, layer: nn.Module, reason: str
+    make_rank_context: MakeRankContext, layer: nn.Module, reason: str
 ) -> None:
-    simulation = make_simulation(nn.Sequential(nn.Flatten(), nn.Linear(784, 10), layer))
+    rank_context = make_rank_context(nn.Sequential(nn.Flatten(), nn.Linear(784, 10), layer))
     with pytest.raises(UserError, match=reason) as caught:
-        updates_of(Vectorized(), simulation)
+        updates_of(Vectorized(), rank_context)
     assert "use " in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_modules_with_their_own_training_cannot_be_stacked(
-    make_simulation: MakeSimulation,
+    make_rank_context: MakeRankContext,
 ) -> None:
     class OwnTraining(LightningModule):
         def __init__(self) -> None:
@@ -142,18 +144,18 @@ def test_modules_with_their_own_training_cannot_be_stacked(
             self.layer = nn.Linear(784, 10)
 
     with pytest.raises(UserError, match="cannot train model small, it defines its own training"):
-        groups_of(Vectorized(), make_simulation(OwnTraining()))
+        groups_of(Vectorized(), make_rank_context(OwnTraining()))
 
 
-def test_auto_chooses_the_faster_backend(make_simulation: MakeSimulation) -> None:
+def test_auto_chooses_the_faster_backend(make_rank_context: MakeRankContext) -> None:
     def network(*hidden: int) -> nn.Module:
         widths = [784, *hidden, 10]
         layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
         return nn.Sequential(nn.Flatten(), *layers)
 
     def chosen(network: nn.Module, **settings: Any) -> str:
-        simulation = make_simulation(network, **settings)
-        return Auto().backend(simulation.replica, simulation.config).name
+        rank_context = make_rank_context(network, **settings)
+        return Auto().backend(rank_context.replica, rank_context.config).name
 
     assert chosen(network(16)) == "vectorized"
     assert chosen(network(16), batch_size=32) == "sequential"
@@ -161,18 +163,18 @@ def test_auto_chooses_the_faster_backend(make_simulation: MakeSimulation) -> Non
     assert chosen(nn.Sequential(network(16), nn.Dropout(0.1))) == "sequential"
 
 
-def test_auto_passes_its_settings_on(make_simulation: MakeSimulation) -> None:
-    assert [len(group) for group in groups_of(Auto(stack=4), make_simulation())] == [4, 4]
+def test_auto_passes_its_settings_on(make_rank_context: MakeRankContext) -> None:
+    assert [len(group) for group in groups_of(Auto(stack=4), make_rank_context())] == [4, 4]
 
 
 @pytest.mark.parametrize("name", EXECUTORS.names())
 def test_every_executor_trains_in_mixed_precision(
-    make_simulation: MakeSimulation, name: str
+    make_rank_context: MakeRankContext, name: str
 ) -> None:
     executor = EXECUTORS.build({"name": name, "precision": "bf16-mixed"})
-    simulation = make_simulation()
-    simulation.replica.fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
-    mixed, full = updates_of(executor, simulation), updates_of(Sequential(), simulation)
+    rank_context = make_rank_context()
+    rank_context.replica.fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    mixed, full = updates_of(executor, rank_context), updates_of(Sequential(), rank_context)
     assert mixed.dtype == torch.float32
     assert not torch.equal(mixed, full)
     errors = (mixed - full).norm(dim=1) / full.norm(dim=1)

@@ -206,21 +206,21 @@ def test_first_updates_do_not_depend_on_the_defense(tmp_path: Path) -> None:
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_results_do_not_depend_on_the_order_or_assignment_of_groups(executor: str) -> None:
     from fedbench.engine.client_runner import ClientRunner
+    from fedbench.engine.client_selection import Round
+    from fedbench.engine.flat_parameters import FlatModel
     from fedbench.engine.launch import make_fabric
-    from fedbench.engine.parameters import FlatModel
-    from fedbench.engine.selection import Round
-    from fedbench.run import build_simulation
+    from fedbench.run import build_rank_context
 
     plan = Plan.of(small_config(executor))
-    simulation = build_simulation(plan, plan.source.load(), make_fabric(plan.executor))
-    layout = simulation.replica.layout
-    context = simulation.backdoor_context(layout.read_params(), layout.read_buffers())
-    simulation.set_backdoors([backdoor.prepare(context) for backdoor in plan.backdoors])
-    round_ = Round(0, simulation.selection.select(0), layout.read_params(), layout.read_buffers())
+    rank_context = build_rank_context(plan, plan.source.load(), make_fabric(plan.executor))
+    layout = rank_context.replica.layout
+    context = rank_context.backdoor_context(layout.read_params(), layout.read_buffers())
+    rank_context.set_backdoors([backdoor.prepare(context) for backdoor in plan.backdoors])
+    round_ = Round(0, rank_context.selection.select(0), layout.read_params(), layout.read_buffers())
     assert [p.malicious for p in round_.participants].count(True) == 2
-    backend = plan.executor.backend(simulation.replica, plan.config)
-    runner = ClientRunner(simulation, backend)
-    costs = [simulation.data.cost(0, p) for p in round_.participants]
+    backend = plan.executor.backend(rank_context.replica, plan.config)
+    runner = ClientRunner(rank_context, backend)
+    costs = [rank_context.data.cost(0, p) for p in round_.participants]
     groups = backend.groups(costs, [p.malicious for p in round_.participants])
     assert sorted(i for group in groups for i in group) == [0, 1, 2, 3, 4]
 

@@ -437,8 +437,8 @@ class StepCounter(BackdoorAttack):
             params[-1][-1] = before + 1000
 
 
-class TestInASimulation:
-    """The simulation applies an attack's overrides to malicious clients only."""
+class TestAttacksInAFederation:
+    """The rank_context applies an attack's overrides to malicious clients only."""
 
     @staticmethod
     def updates(server: Federation) -> tuple[Tensor, Tensor]:
@@ -455,8 +455,8 @@ class TestInASimulation:
         honest, malicious = self.updates(server)
         steps = (malicious[:, -1] / 1000).round().tolist()
         shards = [
-            server.simulation.data.shards[client]
-            for client in sorted(server.simulation.selection.malicious)
+            server.rank_context.data.shards[client]
+            for client in sorted(server.rank_context.selection.malicious)
         ]
         assert steps == [n_epochs * -(-len(shard) // 20) for shard in shards]
         assert honest.abs().max() < 100

@@ -11,15 +11,15 @@ from lightning.fabric import Fabric
 from numpy.typing import NDArray
 
 from fedbench.config import RunConfig
-from fedbench.engine.assignment import balance
+from fedbench.engine.client_selection import Round
 from fedbench.engine.executors import Sequential
+from fedbench.engine.flat_parameters import FlatModel
 from fedbench.engine.launch import launch
-from fedbench.engine.parameters import FlatModel
+from fedbench.engine.rank_assignment import balance
 from fedbench.engine.ranks import RankGroup
-from fedbench.engine.selection import Round
 from fedbench.engine.transport import send_to_rank_0
 from fedbench.plan import Plan
-from fedbench.run import build_simulation
+from fedbench.run import build_rank_context
 
 
 @given(st.lists(st.integers(0, 100), max_size=40), st.integers(1, 6))
@@ -82,16 +82,17 @@ def trained(fabric: Fabric, n_available: int) -> tuple[Array, Array, list[float 
         local_epochs=1,
     )
     plan = Plan.of(config)
-    simulation = build_simulation(plan, plan.source.load(), fabric)
-    layout = simulation.replica.layout
-    ranks = RankGroup(plan.executor, simulation)
+    rank_context = build_rank_context(plan, plan.source.load(), fabric)
+    layout = rank_context.replica.layout
+    ranks = RankGroup(plan.executor, rank_context)
     if fabric.global_rank > 0:
         ranks.serve()
         return None
     ranks.available = lambda: n_available
     start = layout.read_params(), layout.read_buffers()
     sent = [
-        ranks.train(Round(index, simulation.selection.select(index), *start)) for index in range(3)
+        ranks.train(Round(index, rank_context.selection.select(index), *start))
+        for index in range(3)
     ]
     assert [len(updates) for updates, _ in sent] == [4, 5, 3]
     updates, buffers = map(torch.cat, zip(*sent, strict=True))

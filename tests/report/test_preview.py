@@ -30,7 +30,7 @@ from fedbench.preview import build_preview, main, plan_of
 from fedbench.report.plotting import RED, save_png
 from fedbench.report.preview_figure import LabeledSequence, PreviewRow, sequence_figure
 from fedbench.results.checkpoint import load_checkpoint
-from fedbench.run import build_simulation
+from fedbench.run import build_rank_context
 
 SMALL = ["n_clients=6", "pmr=0.67", "local_epochs=1", "pretrain_rounds=0"]  # 4 malicious clients
 N_ROWS = {  # clean, one per backdoor, one per kind of poisoning; other attacks poison nothing
@@ -310,10 +310,10 @@ def test_the_tail_equals_that_of_a_run_and_pretraining_is_cached(
     built: list[Any] = []
 
     def spy(*arguments: Any) -> Any:
-        built.append(build_simulation(*arguments))
+        built.append(build_rank_context(*arguments))
         return built[-1]
 
-    monkeypatch.setattr(preview, "build_simulation", spy)
+    monkeypatch.setattr(preview, "build_rank_context", spy)
     shown = build_preview(plan)
     cached = folder / "runs" / ".pretrained" / f"{plan.config.pretrain_id()}.pt"
     before = load_checkpoint(cached)

@@ -17,7 +17,7 @@ from rich.console import Console
 from fedbench.errors import UserError
 from fedbench.report.__main__ import main
 from fedbench.report.table import notes, to_markdown, to_terminal
-from fedbench.results.reader import read_runs
+from fedbench.results.run_reader import read_runs
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from fedbench.errors import UserError
-from fedbench.sweep.callback import expand
+from fedbench.sweep.hydra_callback import expand
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedbench.engine.parameters import ParameterLayout
+from fedbench.engine.flat_parameters import ParameterLayout
 
 
 def small_network() -> nn.Module:

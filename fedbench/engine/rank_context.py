@@ -13,12 +13,12 @@ from fedbench.backdoor import BackdoorContext, PreparedBackdoor
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.engine.client_data import ClientData
+from fedbench.engine.client_selection import Round, Selection
 from fedbench.engine.evaluation import Evaluator, last_layer_features
-from fedbench.engine.replica import ModelReplica
-from fedbench.engine.selection import Round, Selection
+from fedbench.engine.model_replica import ModelReplica
 
 
-class Simulation:
+class RankContext:
     """The federation as one rank sees it. Every rank builds the same one."""
 
     def __init__(

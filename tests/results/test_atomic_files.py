@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedbench.errors import UserError
-from fedbench.results.storage import locked, write_atomically
+from fedbench.results.atomic_files import locked, write_atomically
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

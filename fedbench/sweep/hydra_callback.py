@@ -18,7 +18,7 @@ from omegaconf import DictConfig, open_dict
 
 from fedbench.config import RunConfig
 from fedbench.errors import UserError, one_line
-from fedbench.results.reader import read_runs
+from fedbench.results.run_reader import read_runs
 from fedbench.sweep import resources, worker_pool
 
 if TYPE_CHECKING:  # imports torch, which takes seconds: start the worker pool first

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
+from fedbench.engine.flat_parameters import ParameterLayout
 from fedbench.engine.local_training import Classifier
-from fedbench.engine.parameters import ParameterLayout
 
 
 class ModelReplica:

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedbench.engine.client_selection import Round
 from fedbench.engine.executors import Executor
+from fedbench.engine.rank_context import RankContext
 from fedbench.engine.ranks import RankGroup
-from fedbench.engine.selection import Round
-from fedbench.engine.simulation import Simulation
 
-MakeSimulation = Callable[..., Simulation]
+MakeRankContext = Callable[..., RankContext]
 
 # Together, these attacks use everything that an attack may change in a local training.
 ATTACK_SETTINGS: dict[str, dict[str, Any]] = {
@@ -37,15 +37,15 @@ class DataDependent(nn.Module):
         return x if x.sum() > 0 else -x
 
 
-def first_round(simulation: Simulation) -> Round:
-    layout = simulation.replica.layout
-    participants = simulation.selection.select(0)
+def first_round(rank_context: RankContext) -> Round:
+    layout = rank_context.replica.layout
+    participants = rank_context.selection.select(0)
     return Round(0, participants, layout.read_params(), layout.read_buffers())
 
 
-def updates_of(executor: Executor, simulation: Simulation) -> Tensor:
+def updates_of(executor: Executor, rank_context: RankContext) -> Tensor:
     """Return the updates [N, P] of round 0; restore the model."""
-    round_ = first_round(simulation)
-    updates, _ = RankGroup(executor, simulation).train(round_)
-    simulation.replica.layout.write(round_.params, round_.buffers)
+    round_ = first_round(rank_context)
+    updates, _ = RankGroup(executor, rank_context).train(round_)
+    rank_context.replica.layout.write(round_.params, round_.buffers)
     return updates
