@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -96,8 +95,9 @@ def read_arrays(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> lis
     if missing:
         raise UserError(f"{path}: no array {', '.join(missing)}, expected {', '.join(shapes)}")
     for (name, shape), array in zip(shapes.items(), arrays, strict=True):
-        fits = [want in (None, have) for want, have in zip_longest(shape, array.shape)]
-        if not (all(fits) and array.size and array.dtype.kind in "iu"):
+        sizes = zip(shape, array.shape, strict=False)
+        fits = array.ndim == len(shape) and all(want in (None, have) for want, have in sizes)
+        if not (fits and array.size and array.dtype.kind in "iu"):
             wanted = " x ".join("n" if want is None else str(want) for want in shape)
             found = f"{array.dtype} of shape {array.shape}"
             raise UserError(f"{path}: {name} must be whole numbers, {wanted}, got {found}")
