@@ -151,7 +151,8 @@ def packets_by_device(
     packets["remote_port"] = np.where(sent, rows["target_port"], rows["source_port"])
     owned = sent | np.isin(target, devices)
     names, owner = np.unique(np.where(sent, source, target)[owned], return_inverse=True)
-    return {str(_address(name)): packets[owned][owner == i] for i, name in enumerate(names)}
+    packets = packets[owned]
+    return {str(_address(name)): packets[owner == i] for i, name in enumerate(names)}
 
 
 def _address(raw: bytes) -> IPv4Address | IPv6Address:
