@@ -69,9 +69,7 @@ def build_preview(plan: Plan) -> ImagePreview | SequencePreview:
 
 
 def _check_drawable(spec: Spec | None) -> None:
-    if spec is None or spec.is_sequences:
-        return
-    if len(spec.sample_shape) != 3 or spec.sample_shape[0] not in (1, 3):
+    if spec is not None and not spec.is_sequences and spec.sample_shape[:-2] not in ((1,), (3,)):
         raise UserError(
             f"preview draws images of shape (1 or 3, height, width) and sequences, "
             f"{spec.name} has samples of shape {spec.sample_shape}"
@@ -99,9 +97,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
         exit_on_error=False,
     )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="settings of python -m fedbench"
-    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the run")
     parser.add_argument("--to", type=Path, default=Path("preview.png"), metavar="FILE.png")
     parser.add_argument("--samples", type=int, default=10, metavar="N", help="samples per row")
     try:

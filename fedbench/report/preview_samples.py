@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Generic
@@ -29,19 +30,15 @@ N_COMPARED = 100  # samples on which the poisoning of two clients is compared
 Sample = tuple[Tensor, Tensor]  # x and y
 
 
+@dataclass(eq=False)
 class SamplePreview(ABC, Generic[T]):
     """Samples of a run before round 0; T is how a sample is shown."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        dataset: Dataset,
-        shards: Sequence[Tensor],
-        malicious: Sequence[int],
-        backdoors: Sequence[PreparedBackdoor],
-    ) -> None:
-        self.plan, self.dataset, self.shards = plan, dataset, shards
-        self.malicious, self.backdoors = malicious, backdoors
+    plan: Plan
+    dataset: Dataset
+    shards: Sequence[Tensor]
+    malicious: Sequence[int]
+    backdoors: Sequence[PreparedBackdoor]
 
     @abstractmethod
     def figure(self, title: str, n: int) -> Figure:

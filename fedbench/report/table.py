@@ -75,16 +75,12 @@ def to_terminal(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> 
         table.add_column(Text(name), overflow="fold")
     for name in compared.headings:
         table.add_column(name, overflow="fold", justify="right")
-    previous: list[str] | None = None
-    for row in compared.rows:
-        setting = row.setting
-        if setting == previous:
-            setting = [""] * len(setting)
-        else:
-            table.add_section()
-        line = [*setting, row.defense, *row.cells(compared.headings)]
-        table.add_row(*map(Text, line), style="" if row.finished else "yellow")
-        previous = row.setting
+    for setting, rows in groupby(compared.rows, lambda row: row.setting):
+        table.add_section()
+        for i, row in enumerate(rows):
+            named = [""] * len(setting) if i else setting
+            line = [*named, row.defense, *row.cells(compared.headings)]
+            table.add_row(*map(Text, line), style="" if row.finished else "yellow")
     return table
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
 
 from fedbench.defense import Aggregate
 from fedbench.engine.client_selection import Participant, Round
@@ -52,29 +49,25 @@ def client_records(
     refused = screened.refused
     honest = [i for i, p in enumerate(participants) if not p.malicious and i not in refused]
     norms, cosines = norms_and_cosines(screened.updates, honest)
-
-    def column(values: Tensor | None) -> list[Any]:
-        return [None] * len(participants) if values is None else values.tolist()
-
     columns = {
-        "accepted": column(aggregate.accepted),
-        "score": column(aggregate.scores),
-        "weight": column(aggregate.weights),
-        "norm": column(norms),
-        "cosine": column(cosines),
+        "accepted": aggregate.accepted,
+        "score": aggregate.scores,
+        "weight": aggregate.weights,
+        "norm": norms,
+        "cosine": cosines,
     }
-    records: list[Record] = [
-        {"id": p.client, "malicious": p.malicious, **dict(zip(columns, row, strict=True))}
-        for p, row in zip(participants, zip(*columns.values(), strict=True), strict=True)
-    ]
+    records: list[Record] = [{"id": p.client, "malicious": p.malicious} for p in participants]
+    for key, column in columns.items():
+        values = [None] * len(records) if column is None else column.tolist()
+        for record, value in zip(records, values, strict=True):
+            record[key] = value
     if len(honest) < 2:  # no other honest client to compare with
         for i in honest or range(len(participants)):
             records[i]["cosine"] = None
-    if aggregate.details:
-        rows = zip(*map(column, aggregate.details.values()), strict=True)
-        for i, row in enumerate(rows):
+    for key, column in aggregate.details.items():
+        for i, value in enumerate(column.tolist()):
             if i not in refused:
-                records[i]["details"] = dict(zip(aggregate.details, row, strict=True))
+                records[i].setdefault("details", {})[key] = value
     for i, reason in refused.items():
         records[i] |= {"refused": reason, "score": None, "norm": None, "cosine": None}
     return records

@@ -21,7 +21,9 @@ def summarise(rounds: Sequence[Record]) -> Record:
     judged = [record for record in rounds if record["attacked"]] or rounds
     tpr, tnr = rates(client for record in judged for client in record["clients"])
     last = rounds[-1]
-    seconds = _seconds_by_step(rounds)
+    # Rounds of an older version may lack a step.
+    steps = dict.fromkeys(step for record in reversed(rounds) for step in record["seconds"])
+    seconds = {step: sum(record["seconds"].get(step, 0) for record in rounds) for step in steps}
     return {
         "status": "finished",
         "MA": last["MA"],
@@ -36,12 +38,6 @@ def summarise(rounds: Sequence[Record]) -> Record:
         "seconds_by_step": seconds,
         "versions": versions(),
     }
-
-
-def _seconds_by_step(rounds: Sequence[Record]) -> dict[str, float]:
-    """Sum the seconds of each step; rounds of an older version may lack a step."""
-    steps = dict.fromkeys(step for record in reversed(rounds) for step in record["seconds"])
-    return {step: sum(record["seconds"].get(step, 0) for record in rounds) for step in steps}
 
 
 def versions() -> dict[str, str]:
