@@ -114,8 +114,8 @@ def parse(path: Path) -> dict[str, float]:
 def read(path: Path) -> dict[str, float]:
     """Read the dump in two passes."""
     windows, counts = Reddit(path=str(path)).read([path])
-    clients = int(windows.owners[-1]) + 1
-    return {"posts": counts.posts, "clients": clients, "samples": len(windows.train)}
+    clients = int(windows["owners"][-1]) + 1
+    return {"posts": counts.posts, "clients": clients, "samples": len(windows["train"])}
 
 
 def compare(path: Path, megabytes: float, options: Options) -> Row:
