@@ -151,16 +151,15 @@ class Display:
 
     def _ending(self, summary: Mapping[str, Any] | None, skipped: bool) -> Text:
         if summary is None:
-            reached = f"stopped after {self._where()}"
-            return Text(f"{reached}; the same command resumes it", style="yellow")
+            text = f"stopped after {self._where()}; the same command resumes it"
+            return Text(text, style="yellow")
         if summary["status"] == "failed":
             return Text(f"failed: {summary.get('error') or 'no reason given'}", style="red")
         numbers = "  ".join(f"{key} {percent(summary[key])}" for key in ("BA", "MA", "TPR", "TNR"))
         if skipped:
             return Text(f"already finished, skipped: {numbers}", style="dim")
-        return Text.assemble(
-            (f"finished in {duration(summary['seconds'])}:", "green"), " ", numbers
-        )
+        finished = f"finished in {duration(summary['seconds'])}:"
+        return Text.assemble((finished, "green"), " ", numbers)
 
     def _where(self) -> str:
         task = next(task for task in self._progress.tasks if task.visible)

@@ -23,7 +23,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from fedbench.errors import nearest
-from fedbench.registry import Registry
+from fedbench.registry import Registry, require
 from fedbench.report.partition_figure import PARTITION_FILE
 from fedbench.results.run_reader import STEALTH
 
@@ -94,8 +94,7 @@ class Wandb(Tracker):
         if self.mode not in MODES:
             raise ValueError(f"mode={self.mode}: no such mode{nearest(self.mode, MODES)}")
         for name in ("init_timeout", "finish_timeout"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
+            require(self, name, getattr(self, name) > 0, "above 0 seconds")
 
     def open(self, run: RunInfo, say: Callable[[str], None]) -> Session:
         return WandbSession(self, run, say)

@@ -42,11 +42,9 @@ def read_runs(folders: Iterable[str | Path]) -> list[RunResult]:
     runs: dict[Path, RunResult] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
-            raise UserError(
-                f"{folder} is not a folder" if folder.exists() else f"no folder {folder}"
-            )
-        found = list(_run_folders(folder))
-        if not found:
+            what = f"{folder} is not a folder" if folder.exists() else f"no folder {folder}"
+            raise UserError(what)
+        if not (found := list(_run_folders(folder))):
             raise UserError(f"no runs below {folder}: no folder there has a config.yaml")
         for run in sorted(found, key=lambda run: ((run / "config.yaml").stat().st_mtime_ns, run)):
             runs.setdefault(run.resolve(), _read_run(run))

@@ -40,8 +40,7 @@ class SweepCallback(Callback):
             SweepCallback.has_workers = _prepare_workers(config, len(runs))
             from fedbench.plan import Plan
 
-            composed = [_compose(config, overrides) for overrides in runs]
-            plans = [Plan.of(RunConfig.from_hydra(run)) for run in composed]
+            plans = [Plan.of(_compose(config, overrides)) for overrides in runs]
             by_folder = {plan.folder.path: plan for plan in plans}  # drops duplicate runs
             SweepCallback.folders = list(by_folder)
             if self.has_workers:
@@ -143,8 +142,8 @@ def expand(overrides: Iterable[Override]) -> list[list[str]]:
     return [list(run) for run in product(*choices.values())]
 
 
-def _compose(config: DictConfig, overrides: list[str]) -> DictConfig:
+def _compose(config: DictConfig, overrides: list[str]) -> RunConfig:
     composed = GlobalHydra.instance().config_loader().load_sweep_config(config, overrides)
     with open_dict(composed):
         del composed["hydra"]
-    return composed
+    return RunConfig.from_hydra(composed)

@@ -122,8 +122,6 @@ def _locks(resource: str, total: int) -> list[FileLock]:
 
 
 def _is_held(lock: FileLock) -> bool:
-    try:
-        with lock.acquire(blocking=False):
-            return False
-    except Timeout:
-        return True
+    with suppress(Timeout), lock.acquire(blocking=False):
+        return False
+    return True
