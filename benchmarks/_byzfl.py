@@ -44,6 +44,29 @@ def run(task: Task, server: RoundServer) -> None:
         DataLoader(Subset(samples, shard.tolist()), task.batch_size, shuffle=True)
         for shard in data.shards
     ]
+    clients, byzfl_server = _participants(framework, task, loaders)
+    byzfl_server.set_model_state(data.start)
+
+    def broadcast() -> None:
+        for client in clients:
+            client.set_model_state(byzfl_server.get_dict_parameters())
+
+    def one_round() -> None:
+        weights = []
+        for client, loader in zip(clients, loaders, strict=True):
+            client.compute_model_update(len(loader))
+            weights.append(client.get_flat_parameters())
+        byzfl_server.update_model_with_weights(weights)
+        broadcast()
+
+    broadcast()
+    server.serve(one_round, byzfl_server.get_flat_parameters)
+
+
+def _participants(
+    framework: Any, task: Task, loaders: list[DataLoader[Any]]
+) -> tuple[list[Any], Any]:
+    """byzfl's clients and its server."""
     common = {
         "model_name": "benchmarked",
         "device": "cpu",
@@ -62,20 +85,4 @@ def run(task: Task, server: RoundServer) -> None:
         for loader in loaders
     ]
     rule = {"aggregator_info": {"name": "Average", "parameters": {}}, "pre_agg_list": []}
-    byzfl_server = framework.Server({**common, **rule, "test_loader": loaders[0]})
-    byzfl_server.set_model_state(data.start)
-
-    def broadcast() -> None:
-        for client in clients:
-            client.set_model_state(byzfl_server.get_dict_parameters())
-
-    def one_round() -> None:
-        weights = []
-        for client, loader in zip(clients, loaders, strict=True):
-            client.compute_model_update(len(loader))
-            weights.append(client.get_flat_parameters())
-        byzfl_server.update_model_with_weights(weights)
-        broadcast()
-
-    broadcast()
-    server.serve(one_round, byzfl_server.get_flat_parameters)
+    return clients, framework.Server({**common, **rule, "test_loader": loaders[0]})
