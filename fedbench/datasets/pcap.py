@@ -151,8 +151,10 @@ def packets_by_device(
     packets["remote_port"] = np.where(sent, rows["target_port"], rows["source_port"])
     owned = sent | np.isin(target, devices)
     names, owner = np.unique(np.where(sent, source, target)[owned], return_inverse=True)
-    packets = packets[owned]
-    return {str(_address(name)): packets[owner == i] for i, name in enumerate(names)}
+    order = np.argsort(owner, kind="stable")  # one pass, however many devices there are
+    ends = np.cumsum(np.bincount(owner, minlength=len(names)))
+    parts = np.split(packets[owned][order], ends)[:-1]
+    return {str(_address(name)): part for name, part in zip(names, parts, strict=True)}
 
 
 def _address(raw: bytes) -> IPv4Address | IPv6Address:

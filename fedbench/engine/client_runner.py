@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbench.attack import AttackView
-from fedbench.engine.client_selection import Participant, Round
+from fedbench.engine.client_selection import Participant, Round, malicious_positions
 from fedbench.engine.executors import Backend
 from fedbench.engine.flat_parameters import FlatModel
 from fedbench.engine.local_training import AttackHooks, LocalTraining
@@ -41,7 +41,7 @@ class ClientRunner:
         self, round_: Round, participants: Sequence[Participant]
     ) -> dict[int, AttackView]:
         """What each malicious client knows, by position; with its clean update if it needs one."""
-        seed, malicious = self.rank_context.config.seed, _malicious(participants)
+        seed, malicious = self.rank_context.config.seed, malicious_positions(participants)
         views = {
             i: self.rank_context.attack_view(
                 round_, generator(seed, "objective", round_.index, participants[i].client)
@@ -50,10 +50,9 @@ class ClientRunner:
         }
         if not malicious or not self.rank_context.attack.needs_clean_update:
             return views
-        start = FlatModel(round_.params, round_.buffers)
-        clean = [FlatModel(*map(torch.empty_like, start)) for _ in malicious]
+        clean = [FlatModel(*map(torch.empty_like, round_.model)) for _ in malicious]
         honest = [self._local_training(round_, participants[i]) for i in malicious]
-        self.backend.fit(start, honest, clean)
+        self.backend.fit(round_.model, honest, clean)
         return {
             i: replace(views[i], clean_update=row.params.sub_(round_.params))
             for i, row in zip(malicious, clean, strict=True)
@@ -67,14 +66,13 @@ class ClientRunner:
         out: Sequence[FlatModel],
     ) -> None:
         """Write each client's trained model to `out`; attackers that skip training keep G."""
-        start = FlatModel(round_.params, round_.buffers)
-        idle = () if self.rank_context.attack.trains else _malicious(participants)
+        idle = () if self.rank_context.attack.trains else malicious_positions(participants)
         for i in idle:
-            out[i].params.copy_(start.params)
-            out[i].buffers.copy_(start.buffers)
+            out[i].params.copy_(round_.params)
+            out[i].buffers.copy_(round_.buffers)
         trained = [i for i in range(len(participants)) if i not in idle]
         trainings = [self._local_training(round_, participants[i], views.get(i)) for i in trained]
-        self.backend.fit(start, trainings, [out[i] for i in trained])
+        self.backend.fit(round_.model, trainings, [out[i] for i in trained])
 
     def _craft(self, update: Tensor, view: AttackView) -> None:
         crafted = self.rank_context.attack.craft(update, view)
@@ -87,11 +85,8 @@ class ClientRunner:
         self, round_: Round, participant: Participant, view: AttackView | None = None
     ) -> LocalTraining:
         """A client's local training: honest without a view, else as the attack defines it."""
-        config, attack, data = (
-            self.rank_context.config,
-            self.rank_context.attack,
-            self.rank_context.data,
-        )
+        context = self.rank_context
+        config, attack, data = context.config, context.attack, context.data
         key = (round_.index, participant.client)
         epochs, hooks = config.local_epochs, None
         if view is not None:
@@ -115,7 +110,3 @@ class ClientRunner:
             seed=derive(config.seed, "layers", *key),
             hooks=hooks,
         )
-
-
-def _malicious(participants: Sequence[Participant]) -> list[int]:
-    return [i for i, participant in enumerate(participants) if participant.malicious]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbench.config import RunConfig, rounded_count
+from fedbench.engine.flat_parameters import FlatModel
 from fedbench.rng import generator
 
 
@@ -30,8 +31,12 @@ class Round:
     buffers: Tensor  # [Q]
 
     @property
+    def model(self) -> FlatModel:
+        return FlatModel(self.params, self.buffers)
+
+    @property
     def n_malicious(self) -> int:
-        return sum(participant.malicious for participant in self.participants)
+        return len(malicious_positions(self.participants))
 
 
 class Selection:
@@ -65,6 +70,10 @@ class Selection:
         attacked = self.attack_active and config.attacked_in(index)
         attackers = set(self.malicious) if attacked else set()
         return [Participant(client, client in attackers) for client in sorted(clients)]
+
+
+def malicious_positions(participants: Sequence[Participant]) -> list[int]:
+    return [i for i, participant in enumerate(participants) if participant.malicious]
 
 
 def _draw(clients: Sequence[int], n: int, rng: torch.Generator) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedbench.attack import Omniscient
-from fedbench.engine.client_selection import Round
+from fedbench.engine.client_selection import Round, malicious_positions
 from fedbench.engine.rank_context import RankContext
 from fedbench.errors import UserError
 from fedbench.rng import generator
@@ -19,7 +19,7 @@ def collude(rank_context: RankContext, round_: Round, updates: Tensor) -> dict[i
     Returns the rows of the wrong size, which do not fit into [N, P], with the reason.
     """
     participants = round_.participants
-    malicious = [i for i, participant in enumerate(participants) if participant.malicious]
+    malicious = malicious_positions(participants)
     if not malicious:
         return {}
     attack = rank_context.attack

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedbench.errors import UserError
-from fedbench.registry import Registry
+from fedbench.registry import Registry, require
 
 if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
     from fedbench.config import RunConfig
@@ -66,10 +66,9 @@ class Executor(ABC):
     capture: bool = True  # replay captured steps for plain networks on the CPU; same bits
 
     def __post_init__(self) -> None:
-        if self.devices is not None and self.devices < 1:
-            raise ValueError(f"devices must be at least 1, or null, got {self.devices}")
-        if self.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {self.threads}")
+        valid = self.devices is None or self.devices >= 1
+        require(self, "devices", valid, "at least 1, or null")
+        require(self, "threads", self.threads >= 1, "at least 1")
         if self.accelerator not in ACCELERATORS:
             raise ValueError(f"accelerator must be one of {ACCELERATORS}, got {self.accelerator!r}")
         if self.precision not in PRECISIONS:
@@ -108,8 +107,7 @@ class Vectorized(Executor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stack < 1:
-            raise ValueError(f"stack must be at least 1, got {self.stack}")
+        require(self, "stack", self.stack >= 1, "at least 1")
 
     def backend(self, replica: ModelReplica, config: RunConfig) -> Backend:
         from fedbench.engine.vectorized import VectorizedBackend, cannot_stack

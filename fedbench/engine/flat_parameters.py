@@ -29,7 +29,6 @@ class ParameterLayout:
         buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         self.layers: Mapping[str, slice] = _slices(params)
         self.n_params = sum(p.numel() for p in params.values())
-        self.n_buffers = sum(b.numel() for b in buffers.values())
         self._params = tuple(params.values())
         self._buffers = tuple(buffers.values())
         counters = [b for _, b in module.named_buffers() if not b.is_floating_point()]
