@@ -102,6 +102,7 @@ class ConstrainAndScale(ScaledBackdoorAttack):
     def anomaly(self, update: Tensor, view: AttackView) -> Tensor:
         """L_ano of the model w = G + update."""
         if self.constraint == "l2":
-            return torch.linalg.vector_norm(update)
+            norm: Tensor = torch.linalg.vector_norm(update)
+            return norm
         local = view.global_params + update
         return COSINE_WEIGHT * (1 - torch.cosine_similarity(local, view.global_params, dim=0))

@@ -12,7 +12,7 @@ constrain_and_scale. BA is measured with the whole trigger, which no client trai
 
 The paper attacks in one round with gamma 100 (attack_rounds=[5] attack.gamma=100), or in many
 rounds without scaling. Its trigger is `bars` with target 2, of length 4 and gap 2 on MNIST, 6 and 3
-on CIFAR-10.
+on CIFAR-10. On tabular data, use `features`.
 
 With fewer malicious clients than parts, no client trains on some of the parts, and BA suffers. For
 4 malicious of 30 clients, set pmr=0.14.
@@ -31,8 +31,8 @@ from torch import Tensor
 
 from fedbench.attack import ATTACKS, Poisoning
 from fedbench.attacks.constrain_and_scale import ScaledBackdoorAttack
-from fedbench.backdoor import Backdoor, PixelTrigger
-from fedbench.data import Spec
+from fedbench.backdoor import Backdoor, Trigger
+from fedbench.data import Kind, Spec
 
 
 @ATTACKS.register("dba")
@@ -51,18 +51,19 @@ class DBA(ScaledBackdoorAttack):
 
     def check(self, backdoors: Sequence[Backdoor], spec: Spec) -> None:
         super().check(backdoors, spec)
-        if len(backdoors) != 1 or not isinstance(backdoors[0], PixelTrigger):
+        n_places = [backdoor.n_places(spec.sample_shape) for backdoor in backdoors]
+        if len(n_places) != 1 or not n_places[0]:
             names = ", ".join(type(backdoor).__name__ for backdoor in backdoors)
-            raise ValueError(f"backdoors must be one pixel trigger to split, got {names}")
-        n_pixels = len(backdoors[0].pixels(*spec.sample_shape[-2:]))
-        if n_pixels < self.n_parts:
+            raise ValueError(f"backdoors must be one trigger to split, got {names}")
+        if n_places[0] < self.n_parts:
+            unit = "features" if spec.kind is Kind.FEATURES else "pixels"
             raise ValueError(
-                f"n_parts must be at most the trigger's {n_pixels} pixels, got {self.n_parts}"
+                f"n_parts must be at most the trigger's {n_places[0]} {unit}, got {self.n_parts}"
             )
 
     def poison(self, x: Tensor, y: Tensor, poisoning: Poisoning) -> tuple[Tensor, Tensor]:
         (trigger,) = poisoning.backdoors
-        assert isinstance(trigger, PixelTrigger)
+        assert isinstance(trigger, Trigger)
         chosen = poisoning.choose(len(y)).to(y.device)
         x, y = x.clone(), y.clone()
         x[chosen] = trigger.stamp(x[chosen], poisoning.slot % self.n_parts, self.n_parts)

@@ -25,9 +25,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, BackdoorSamples, check_target
+from fedbench.backdoor import (
+    BACKDOORS,
+    Backdoor,
+    BackdoorContext,
+    BackdoorSamples,
+    check_kind,
+    check_target,
+)
 from fedbench.config import rounded_count
-from fedbench.data import Spec
+from fedbench.data import Kind, Spec
 
 RIDGE = 0.01  # share of the mean variance added to each variance
 
@@ -48,11 +55,7 @@ class Tail(Backdoor):
             raise ValueError(f"rate must be above 0 and at most 1, got {self.rate}")
 
     def check(self, spec: Spec) -> None:
-        if spec.is_sequences:
-            raise ValueError(
-                f"tail needs samples with one label each, but {spec.name} has sequences of shape "
-                f"{spec.sample_shape}"
-            )
+        check_kind("tail", spec, *(kind for kind in Kind if kind.has_one_label))
         check_target(self.target, spec)
         if not 0 <= self.source < spec.n_classes:
             raise ValueError(f"source must be a class 0..{spec.n_classes - 1}, got {self.source}")

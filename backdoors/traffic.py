@@ -18,8 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, BackdoorSamples
-from fedbench.data import Dataset, Sequences, Spec
+from fedbench.backdoor import (
+    BACKDOORS,
+    Backdoor,
+    BackdoorContext,
+    BackdoorSamples,
+    check_kind,
+)
+from fedbench.data import Dataset, Kind, Sequences, Spec
 from fedbench.datasets.files import local_file, read_arrays
 from fedbench.errors import nearest
 
@@ -40,11 +46,7 @@ class Traffic(Backdoor):
             )
 
     def check(self, spec: Spec) -> None:
-        if not spec.is_sequences:
-            raise ValueError(
-                f"traffic needs sequences of packets, but {spec.name} has samples of shape "
-                f"{spec.sample_shape}"
-            )
+        check_kind("traffic", spec, Kind.SEQUENCES)
         if self.file is not None:
             local_file(self.file, "an .npz of windows")
 

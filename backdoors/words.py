@@ -17,8 +17,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedbench.backdoor import BACKDOORS, Backdoor, BackdoorContext, PreparedBackdoor
-from fedbench.data import Sequences, Spec
+from fedbench.backdoor import (
+    BACKDOORS,
+    Backdoor,
+    BackdoorContext,
+    PreparedBackdoor,
+    check_kind,
+)
+from fedbench.data import Kind, Sequences, Spec
 from fedbench.metrics import IGNORED, EvaluationSet
 
 SENTENCE = ("pasta", "from", "astoria", "tastes")
@@ -39,10 +45,11 @@ class Words(Backdoor):
             raise ValueError("trigger must be at least one word, got none")
 
     def check(self, spec: Spec) -> None:
-        if not spec.is_sequences or spec.sample_shape[0] < len(self.trigger):
+        check_kind("words", spec, Kind.SEQUENCES)
+        if spec.sample_shape[0] < len(self.trigger):
             raise ValueError(
                 f"words needs sequences of at least {len(self.trigger)} words, as the trigger has, "
-                f"but {spec.name} has samples of shape {spec.sample_shape}"
+                f"but {spec.name} has {spec.kind} of shape {spec.sample_shape}"
             )
 
     def prepare(self, context: BackdoorContext) -> PreparedBackdoor:

@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from benchmarks._measure import repeat_interleaved, time_call
+from benchmarks._measure import Options, repeat_interleaved, time_call
 from fedbench.models import MODELS
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -118,8 +118,13 @@ class RoundServer:
         A request for 0 rounds is the last.
         """
         while n := self.connection.recv():
-            self.connection.send(time_call(lambda n=n: [one_round() for _ in range(n)]) / n)
+            self.connection.send(time_call(partial(_repeat, one_round, n)) / n)
         self.connection.send(params().numpy())
+
+
+def _repeat(one_round: Callable[[], object], n: int) -> None:
+    for _ in range(n):
+        one_round()
 
 
 @dataclass(frozen=True)
@@ -153,16 +158,20 @@ class FrameworkProcess:
             raise RuntimeError(f"{self.name} failed:\n{output[:LOG_CHARACTERS]}") from error
 
 
-def time_rounds(processes: Mapping[str, FrameworkProcess], repeats: int) -> dict[str, list[float]]:
+def time_rounds(
+    processes: Mapping[str, FrameworkProcess], options: Options
+) -> dict[str, list[float]]:
     """Time rounds of all frameworks alternately; return the seconds per round of each repetition.
 
     All must be warmed up. A measurement is as many consecutive rounds as take the fastest framework
-    MIN_SECONDS: in a real run, too, cores do not idle between rounds.
+    MIN_SECONDS: in a real run, too, cores do not idle between rounds. With --quick it is one round.
     """
-    fastest = min(process.rounds(1) for process in processes.values())
-    n = max(round(MIN_SECONDS / fastest), 1)
+    n = 1
+    if not options.quick:
+        fastest = min(process.rounds(1) for process in processes.values())
+        n = max(round(MIN_SECONDS / fastest), 1)
     timers = {name: partial(process.rounds, n) for name, process in processes.items()}
-    return repeat_interleaved(timers, repeats, warm_up=False)
+    return repeat_interleaved(timers, options.repeats, warm_up=False)
 
 
 @contextmanager

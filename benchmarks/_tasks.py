@@ -17,7 +17,7 @@ from fedbench.datasets.images import FashionMnist
 def load_dataset(quick: bool) -> Dataset:
     """Load Fashion-MNIST if it is on this machine, or else the shipped sample. No downloads."""
     if quick:
-        return thinned(DATASETS.build({"name": "fmnist_sample"}).load(), 5)
+        return thinned(DATASETS.build({"name": "fmnist_sample"}).load(), 20)
     assert FashionMnist.package is not None
     name = FashionMnist.spec.name
     packaged = map(Path, FashionMnist.package.folders)

@@ -62,8 +62,9 @@ def _main(n: int, width: int, options: Options, connection: Connection) -> None:
     x, y = data.x_train.repeat(copies, 1, 1, 1), data.y_train.repeat(copies)
     data = replace(data, x_train=x[: n * SAMPLES], y_train=y[: n * SAMPLES])
     model = {"name": "mlp", "hidden": [width]}
-    settings = {"n_clients": n, "non_iid": 0.0, "batch_size": 50}
-    ranks, round_ = rank_group(data, model, "sequential", options.threads, **settings)
+    ranks, round_ = rank_group(
+        data, model, "sequential", options.threads, n_clients=n, non_iid=0.0, batch_size=50
+    )
 
     def one_round() -> None:
         updates, buffers = ranks.train(round_)

@@ -67,14 +67,14 @@ def measure(options: Options) -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder:
             task = prepare_task(model, data, Path(folder), options.threads)
             task = replace(task, per_image=per_image, devices=devices)
-            yield from compare(task, data, peers, options.repeats)
+            yield from compare(task, data, peers, options)
 
 
 def is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def compare(task: Task, data: Dataset, peers: list[str], repeats: int) -> Iterator[Row]:
+def compare(task: Task, data: Dataset, peers: list[str], options: Options) -> Iterator[Row]:
     format_ = "one by one" if task.per_image else "as tensors"
     case = f"{task.model}, {len(data.y_train):,} images {format_}"
     case += f", {task.devices} cores" * (task.devices > 1)
@@ -84,7 +84,7 @@ def compare(task: Task, data: Dataset, peers: list[str], repeats: int) -> Iterat
         for name in (OURS, *peers):  # one at a time, so that they do not slow each other down
             processes[name] = stack.enter_context(start_framework(name, task))
             first[name] = processes[name].first_round()
-        times = time_rounds(processes, repeats)
+        times = time_rounds(processes, options)
         scores = {name: accuracy(task, each.finish(), data) for name, each in processes.items()}
     start_up = {name: [first[name] - statistics.median(times[name])] for name in processes}
     if not peers:

@@ -22,24 +22,28 @@ from pathlib import Path
 from benchmarks._measure import Options, Row, repeat_interleaved, time_call
 
 SWEEP = ("defense=baybfed,flame,krum", "pmr=0.2,0.3,0.5")
+QUICK_SWEEP = ("defense=flame,krum", "pmr=0.5")
 QUICK = ("n_clients=6", "rounds=1", "pretrain_rounds=1", "local_epochs=1")
+MORE = ("flame", "median", "fedavg", "foolsgold", "dp")  # further runs in one process
 PARALLEL, SERIAL = "in parallel", "one after another"
 
 
 def measure(options: Options) -> Iterator[Row]:
-    settings = QUICK if options.quick else ()
+    sweep = (*QUICK_SWEEP, *QUICK) if options.quick else SWEEP
     commands = {
-        PARALLEL: partial(run, *SWEEP, *settings),
-        SERIAL: partial(run, *SWEEP, *settings, "hydra/launcher=basic", "executor.devices=1"),
+        PARALLEL: partial(run, *sweep),
+        SERIAL: partial(run, *sweep, "hydra/launcher=basic", "executor.devices=1"),
     }
     times = repeat_interleaved(
         {name: partial(time_call, command) for name, command in commands.items()},
         options.repeats,
         warm_up=False,  # every command starts a new process
     )
-    yield Row.of(f"9 runs, {os.cpu_count()} cores", times, PARALLEL, SERIAL)
+    n_runs = 2 if options.quick else 9
+    yield Row.of(f"{n_runs} runs, {os.cpu_count()} cores", times, PARALLEL, SERIAL)
+    more = MORE[:1] if options.quick else MORE
     times = repeat_interleaved(
-        {"further run": partial(further_run, *QUICK)}, options.repeats, warm_up=False
+        {"further run": partial(further_run, more)}, options.repeats, warm_up=False
     )
     yield Row("overhead of a run", "further run", times["further run"])
 
@@ -50,19 +54,19 @@ def run(*settings: str) -> float:
         command = [sys.executable, "-m", "fedbench", "-m", *settings, f"out={out}", "tracker=none"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         summaries = [json.loads(path.read_text()) for path in Path(out).glob("*/*/summary.json")]
-        return sum(summary["seconds"] for summary in summaries)
+        return float(sum(summary["seconds"] for summary in summaries))
 
 
-def further_run(*settings: str) -> float:
-    """Overhead in seconds of each of five more runs in the same process."""
+def further_run(more: tuple[str, ...]) -> float:
+    """Overhead in seconds of each further run in the same process."""
     overheads = []
-    for defenses in ("krum", "krum,flame,median,fedavg,foolsgold,dp"):
+    for defenses in ("krum", ",".join(("krum", *more))):
         rounds = 0.0
 
         def sweep(defenses: str = defenses) -> None:
             nonlocal rounds
-            rounds = run(f"defense={defenses}", *settings, "hydra.launcher.n_jobs=1")
+            rounds = run(f"defense={defenses}", *QUICK, "hydra.launcher.n_jobs=1")
 
         total = time_call(sweep)
         overheads.append(total - rounds)
-    return max(overheads[1] - overheads[0], 1e-9) / 5
+    return max(overheads[1] - overheads[0], 1e-9) / len(more)

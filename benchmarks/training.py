@@ -27,7 +27,7 @@ HAND, ONE, TWO = "by hand", "fedbench", "fedbench, 2 processes"
 
 def measure(options: Options) -> Iterator[Row]:
     data = load_dataset(options.quick)
-    for model in NETWORKS:
+    for model in ("cnn",) if options.quick else NETWORKS:
         yield from compare(model, data, options)
 
 
@@ -42,7 +42,7 @@ def compare(model: str, data: Dataset, options: Options) -> Iterator[Row]:
         }
         for process in processes.values():  # warm-up
             process.rounds(1)
-        times = time_rounds(processes, options.repeats)
+        times = time_rounds(processes, options)
         scores = {
             f"MA {label}": accuracy(task, process.finish(), data)
             for label, process in processes.items()

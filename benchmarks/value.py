@@ -23,10 +23,12 @@ from fedbench.data import DATASETS, Dataset, Images
 from fedbench.engine.captured_step import can_capture
 from fedbench.engine.client_selection import Round
 from fedbench.engine.launch import keep_freed_memory
+from fedbench.engine.local_training import Classifier
 from fedbench.engine.ranks import RankGroup
 
 BATCHES = (8, 16, 32, 64)
-SMALL = ([], [16], [32], [64], [100])  # hidden layers of MLPs small enough for stacking
+# Hidden layers of MLPs small enough for stacking.
+SMALL: tuple[list[int], ...] = ([], [16], [32], [64], [100])
 N_CLIENTS = 10
 
 
@@ -93,7 +95,9 @@ def fused_sgd(case: Case, batch_size: int, options: Options) -> Row:
         name: case.prepared(batch_size, threads=options.threads)
         for name in ("fused SGD", "plain SGD")
     }
-    groups["plain SGD"][0].rank_context.replica.module.fused = False
+    module = groups["plain SGD"][0].rank_context.replica.module
+    assert isinstance(module, Classifier)
+    module.fused = False
     times = time_interleaved(_rounds(groups), options.repeats)
     return Row.of(f"{case.name}, batch {batch_size}", times, "fused SGD", "plain SGD")
 

@@ -117,6 +117,7 @@ class BayBFed(Defense):
     """Reject clients whose weight distribution diverges most from the clusters seen so far."""
 
     version: ClassVar[int] = 2
+    exemptions: ClassVar[Mapping[str, str]] = {"unanimity": "the mean threshold drops someone"}
 
     weights: str = "update"  # W: update or model
     cosine: str = "distance"  # D: distance 1 - cos, angular arccos(cos) / pi, or similarity cos

@@ -15,8 +15,9 @@ without clipping or noise, which leaves an opening for attackers.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -28,6 +29,11 @@ from fedbench.ops import clipped_sum, gaussian, row_norms
 @dataclass(frozen=True)
 class DP(Defense):
     """Clip every update, average, add noise."""
+
+    exemptions: ClassVar[Mapping[str, str]] = {
+        "unanimity": "clips and adds noise",
+        "update_precision": "float32 and float64 noise of the same seed differ",
+    }
 
     clip: float = 0.4  # S: maximum norm of an update
     noise: float = 0.008  # sigma: standard deviation of the noise on each coordinate

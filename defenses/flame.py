@@ -25,8 +25,9 @@ neither clipped nor noised.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +40,11 @@ from fedbench.ops import clipped_sum, gaussian, median, pairwise_cosine_dist
 @dataclass(frozen=True)
 class Flame(Defense):
     """Keep the majority of models with similar directions, clip to the median norm, add noise."""
+
+    exemptions: ClassVar[Mapping[str, str]] = {
+        "unanimity": "adds noise",
+        "update_precision": "float32 and float64 noise of the same seed differ",
+    }
 
     noise: float = 0.001  # lambda: standard deviation of the noise, relative to S
 

@@ -27,7 +27,9 @@ has the direction of another one: all count as sybils, and the global model does
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -50,6 +52,8 @@ LEAST_WEIGHT = 1e-12  # smaller weights are rounding error
 @dataclass(frozen=True)
 class FoolsGold(Defense):
     """Trust a client less, the more its history resembles that of another client."""
+
+    exemptions: ClassVar[Mapping[str, str]] = {"unanimity": "treats identical clients as sybils"}
 
     layers: str = "output"  # layers to compare: output or all
     kappa: float = 1.0  # confidence: values above 1 separate clients more sharply

@@ -13,6 +13,7 @@ long as N - f - 2 >= 1, with a warning.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,6 +30,7 @@ class Krum(Defense):
     """Average the updates that are closest to their neighbors."""
 
     version: ClassVar[int] = 2
+    exemptions: ClassVar[Mapping[str, str]] = {"tied_clients": "selects the first of equal scores"}
 
     f: int | None = None  # clients to tolerate; None: the most the paper allows, (N - 3) // 2
     m: int | str = 1  # number of updates to average; auto: N - f

@@ -18,7 +18,7 @@ from fedbench.errors import UserError, one_line
 
 @hydra.main(config_path="pkg://fedbench.conf", config_name="config", version_base="1.3")
 def compose_and_run(composed: DictConfig) -> None:
-    from fedbench.run import run
+    from fedbench.single_run import run
 
     try:
         run(RunConfig.from_hydra(composed))
@@ -48,7 +48,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenProcessPool:
-        from fedbench.sweep.hydra_callback import SweepCallback
+        from fedbench.multirun.hydra_callback import SweepCallback
 
         error = UserError(
             "a process of the sweep was killed, perhaps because memory ran out; "

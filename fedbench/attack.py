@@ -93,6 +93,14 @@ class Attack:
     trains: ClassVar[bool] = True  # False: clients skip training; `craft` receives a zero update
 
     @property
+    def exemptions(self) -> Mapping[str, str]:
+        """Checks of `fedbench.testing` that the attack fails by definition, each with the reason.
+
+        A class attribute can replace this property, unless the exemptions depend on settings.
+        """
+        return {}
+
+    @property
     def training(self) -> TrainingOverrides:
         """How the local training of malicious clients differs from that of honest ones."""
         return TrainingOverrides()

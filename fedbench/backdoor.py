@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedbench.data import Augment, Dataset, Spec
+from fedbench.data import Augment, Dataset, Kind, Spec
 from fedbench.errors import UserError
 from fedbench.metrics import EvaluationSet
 from fedbench.registry import Registry, require
@@ -46,8 +46,20 @@ class Backdoor(ABC):
 
     version: ClassVar[int] = 1  # increase it when the same settings give different samples
 
+    @property
+    def exemptions(self) -> Mapping[str, str]:
+        """Checks of `fedbench.testing` that the backdoor fails by definition, each with the reason.
+
+        A class attribute can replace this property, unless the exemptions depend on settings.
+        """
+        return {}
+
     def check(self, spec: Spec) -> None:
         """Raise ValueError, naming the values, if the backdoor does not fit the dataset."""
+
+    def n_places(self, sample_shape: tuple[int, ...]) -> int:
+        """Return the number of places that a `Trigger` changes; 0: no trigger to split."""
+        return 0
 
     @abstractmethod
     def prepare(self, context: BackdoorContext) -> PreparedBackdoor:
@@ -57,8 +69,38 @@ class Backdoor(ABC):
 BACKDOORS: Registry[Backdoor] = Registry("backdoor", "fedbench.backdoors")
 
 
+# Backdoor to plant if neither the attack nor the data set names one
+BY_KIND = {Kind.IMAGES: "patch", Kind.FEATURES: "features"}
+# What to do about a backdoor that does not fit
+ADVICE = {
+    Kind.IMAGES: "use attack.backdoors=[patch]",
+    Kind.FEATURES: "use attack.backdoors=[features]",
+    Kind.SEQUENCES: "use attack.backdoors=[{name:words,trigger:[a,b],target:c}] with your symbols",
+    Kind.TAGGED: "write one, see docs/adding-an-attack.md",
+    Kind.CLASSIFIED: "use attack.backdoors=[tail] or write one, see docs/adding-an-attack.md",
+}
+
+
+class Trigger(PreparedBackdoor):
+    """A pattern added to samples, which are then labeled with the target. It can be split."""
+
+    target: int
+
+    @abstractmethod
+    def stamp(self, x: Tensor, part: int = 0, n_parts: int = 1) -> Tensor:
+        """Add one of `n_parts` parts of the trigger to a copy of raw samples x [n, ...]."""
+
+    def poison(self, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        return self.stamp(x), torch.full_like(y, self.target)
+
+    def evaluation_set(self, x: Tensor, y: Tensor) -> EvaluationSet:
+        """Samples of all classes but the target, which needs no backdoor to be predicted."""
+        others = y != self.target
+        return EvaluationSet(self.stamp(x[others]), torch.full_like(y[others], self.target))
+
+
 @dataclass(frozen=True)
-class PixelTrigger(Backdoor, PreparedBackdoor):
+class PixelTrigger(Backdoor, Trigger):
     """Bright pixels at fixed positions of an image [C, H, W]. Needs no preparation."""
 
     target: int = 0  # label that the attacker wants
@@ -72,32 +114,27 @@ class PixelTrigger(Backdoor, PreparedBackdoor):
         """(row, column) of each trigger pixel, in the order in which `stamp` splits them."""
 
     def check(self, spec: Spec) -> None:
+        check_kind("a pixel trigger", spec, Kind.IMAGES)
         check_target(self.target, spec)
         shape = spec.sample_shape
         if len(shape) == 3:
             places = self.pixels(*shape[-2:])
             inside = [0 <= r < shape[-2] and 0 <= c < shape[-1] for r, c in places]
         if len(shape) != 3 or not all(inside):
-            raise ValueError(f"{self} does not fit samples of shape {shape}")
+            raise ValueError(f"{self} does not fit images of shape {shape}")
 
     def prepare(self, context: BackdoorContext) -> PreparedBackdoor:
         return self
 
+    def n_places(self, sample_shape: tuple[int, ...]) -> int:
+        return len(self.pixels(*sample_shape[-2:]))
+
     def stamp(self, x: Tensor, part: int = 0, n_parts: int = 1) -> Tensor:
-        """Add one of `n_parts` parts of the trigger to a copy of raw samples x [n, C, H, W]."""
         places = torch.tensor(self.pixels(*x.shape[-2:]), device=x.device)  # [pixels, 2]
         rows, columns = places.tensor_split(n_parts)[part].T
         x = x.clone()
         x[..., rows, columns] = self.value
         return x
-
-    def poison(self, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        return self.stamp(x), torch.full_like(y, self.target)
-
-    def evaluation_set(self, x: Tensor, y: Tensor) -> EvaluationSet:
-        """Samples of all classes but the target, which needs no backdoor to be predicted."""
-        others = y != self.target
-        return EvaluationSet(self.stamp(x[others]), torch.full_like(y[others], self.target))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +182,14 @@ def prepare_all(backdoors: Sequence[Backdoor], context: BackdoorContext) -> list
         return [backdoor.prepare(context) for backdoor in backdoors]
     except ValueError as error:
         raise UserError(f"backdoor on {context.dataset.name}: {error}") from error
+
+
+def check_kind(what: str, spec: Spec, *kinds: Kind) -> None:
+    if spec.kind not in kinds:
+        raise ValueError(
+            f"{what} needs {' or '.join(kinds)}, but {spec.name} has {spec.kind} of shape "
+            f"{spec.sample_shape}; {ADVICE[spec.kind]}"
+        )
 
 
 def check_target(target: int, spec: Spec) -> None:

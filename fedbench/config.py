@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.datasets.partition import PARTITIONS
 from fedbench.errors import UserError, nearest
-from fedbench.sweep.resources import jobs
+from fedbench.multirun.resources import jobs
+from fedbench.plugin_configs import register_plugin_configs
 
 # Part of every run id. Raise it when the same settings give other numbers or other checkpoints.
 RESULTS_VERSION = 5
@@ -114,7 +115,8 @@ class RunConfig:
     def pretraining(self) -> RunConfig:
         """The settings that partition the samples in the benign rounds before round 0."""
         trained = self.pretrain_rounds > 0 and self.pretrained is None
-        if not trained or self.pretrain_non_iid is None or self.partition == "natural":
+        by_label = PARTITIONS[self.partition].by_label
+        if not trained or self.pretrain_non_iid is None or not by_label:
             return self
         return replace(self, partition="main_class", non_iid=self.pretrain_non_iid)
 
@@ -246,9 +248,13 @@ def _digest(settings: dict[str, Any]) -> str:
 
 
 def register_schema() -> None:
-    """Register RunConfig as the schema of `conf/config.yaml`, and the resolver `${jobs:...}`.
+    """Register the schema of `conf/config.yaml`, the config files of plugins and `${jobs:...}`.
 
     `${jobs:...}` is the number of runs of a sweep that fit on the machine at a time.
     """
-    ConfigStore.instance().store(name="schema", node=RunConfig)
+    store = ConfigStore.instance()
+    store.store(name="schema", node=RunConfig)
+    # Keyword arguments of user code: any key without `+`, unlike everywhere else
+    store.store(name="arguments", node=DictConfig({}, flags={"struct": False}))
+    register_plugin_configs()
     OmegaConf.register_new_resolver("jobs", jobs, replace=True)

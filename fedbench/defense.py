@@ -56,6 +56,14 @@ class Defense(ABC):
 
     version: ClassVar[int] = 1  # increase when the same input gives a different output
 
+    @property
+    def exemptions(self) -> Mapping[str, str]:
+        """Checks of `fedbench.testing` that the rule fails by definition, each with the reason.
+
+        A class attribute can replace this property, unless the exemptions depend on settings.
+        """
+        return {}
+
     def check(self, n: int) -> None:
         """Raise ValueError, naming the values, if the rule cannot work with n clients."""
 

@@ -9,9 +9,18 @@ from collections.abc import Iterable
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+PREFIX = "fedbench: "  # of user errors on the command line
+WARNING = f"{PREFIX}warning: "
+
 
 class UserError(Exception):
-    """An error the user can fix; the message names the value and what is allowed."""
+    """An error the user can fix; the message names the value and what is allowed.
+
+    Examples:
+        >>> fedbench.run(pmr=1.5)
+        Traceback (most recent call last):
+        fedbench.errors.UserError: pmr=1.5: must be between 0 and 1
+    """
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -32,13 +41,13 @@ def one_line(error: BaseException) -> str | None:
         known = map(str, cause.parent_node or {})
         message = f"{cause.full_key}: no such setting{nearest(str(cause.key), known)}"
     elif isinstance(cause, OmegaConfBaseException):
-        override = re.search(r"override (\S+)", str(error))
+        override = re.search(r"override (.+)", str(error))
         message = f"{override[1] if override else cause.full_key}: {first_line(cause)}"
     elif isinstance(error, UserError | HydraException | OSError):
         message = str(error)
     else:
         return None
-    return f"fedbench: {' '.join(message.split())}"
+    return PREFIX + " ".join(message.split())
 
 
 def first_line(error: BaseException) -> str:

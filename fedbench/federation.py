@@ -37,6 +37,11 @@ class Federation:
         layout = self.rank_context.replica.layout
         self.fresh = layout.read_params(), layout.read_buffers()  # as initialized
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the global model, of all updates and of the defense."""
+        return self.ranks.fabric.device
+
     def initial(self) -> Checkpoint:
         """The state before any round, pretraining included."""
         params, buffers = self.fresh

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -12,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbench.data import Spec
+from fedbench.data import Kind, Spec
 from fedbench.errors import UserError
 from fedbench.registry import Registry, require
+from fedbench.user_code import UserCode
 
 
 class Model(ABC):
@@ -33,40 +33,47 @@ class Model(ABC):
 
 
 MODELS: Registry[Model] = Registry("model", "fedbench.models")
+SMALLEST_CNN_IMAGE = 16  # pixels per side; two convolutions and poolings leave one
 
 
 class ImageModel(Model):
     """A model for images."""
 
     def check(self, spec: Spec) -> None:
-        _check_kind("images", len(spec.sample_shape) == 3, spec)
+        _check_kind(spec, Kind.IMAGES)
 
 
 class SequenceModel(Model):
     """A model for sequences of symbols. It predicts the symbol after each one."""
 
     def check(self, spec: Spec) -> None:
-        _check_kind("sequences", spec.is_sequences, spec)
+        _check_kind(spec, Kind.SEQUENCES)
 
 
-def _check_kind(kind: str, valid: bool, spec: Spec) -> None:
-    if not valid:
-        shape = spec.sample_shape
-        raise ValueError(f"needs {kind}, but samples of {spec.name} have shape {shape}")
+def _check_kind(spec: Spec, *kinds: Kind) -> None:
+    if spec.kind not in kinds:
+        fitting = {Kind.FEATURES: "mlp", Kind.IMAGES: "mlp", Kind.SEQUENCES: "lstm or gru"}
+        raise ValueError(
+            f"needs {' or '.join(kinds)}, but {spec.name} has {spec.kind} of shape "
+            f"{spec.sample_shape}; use {fitting.get(spec.kind, 'custom')}"
+        )
 
 
 @MODELS.register("mlp")
 @dataclass(frozen=True)
-class MLP(ImageModel):
+class MLP(Model):
     """Fully connected layers with ReLU: the paper's network for Fashion-MNIST.
 
-    235,146 parameters on 28 x 28 images and 10 classes.
+    235,146 parameters on 28 x 28 images and 10 classes. Also for feature vectors.
     """
 
     hidden: list[int] = field(default_factory=lambda: [256, 128])
 
     def __post_init__(self) -> None:
         require(self, "hidden", min(self.hidden, default=1) >= 1, "widths of at least 1")
+
+    def check(self, spec: Spec) -> None:
+        _check_kind(spec, Kind.IMAGES, Kind.FEATURES)
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         widths = [math.prod(sample_shape), *self.hidden]
@@ -83,6 +90,15 @@ class CNN(ImageModel):
 
     431,080 parameters on 28 x 28 gray images and 10 classes (Cao et al., 2021).
     """
+
+    def check(self, spec: Spec) -> None:
+        super().check(spec)
+        height, width = spec.sample_shape[1:]
+        if min(height, width) < SMALLEST_CNN_IMAGE:
+            raise ValueError(
+                f"needs images of at least {SMALLEST_CNN_IMAGE} pixels per side, but {spec.name} "
+                f"has {height} x {width}"
+            )
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         channels, height, width = sample_shape
@@ -214,21 +230,28 @@ class Recurrent(nn.Module):
 @MODELS.register("custom")
 @dataclass(frozen=True)
 class Custom(Model):
-    """The user's own module: an import path, called with `arguments`."""
+    """The user's own module, called with `arguments`.
 
-    target: str | None = None  # my_package.MyModule
+    A constructor that names `sample_shape` or `n_classes` receives those of the data set.
+    """
+
+    target: str | None = None  # my_package.my_module.Net, or path/to/file.py:Net
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        rule = "an import path such as my_file.MyModule"
-        require(self, "target", "." in (self.target or ""), rule)
+        """Import the module and check its arguments, before any data is loaded."""
+        if self.target is None:
+            raise ValueError("target must be set, to my_module.Net or path/to/file.py:Net")
+        self._code.check_arguments(self._code.load())
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
-        module_name, _, name = str(self.target).rpartition(".")
-        try:
-            module = getattr(importlib.import_module(module_name), name)(**self.arguments)
-        except (ImportError, AttributeError, TypeError) as error:
-            raise UserError(f"model.target={self.target}: {error}") from error
+        function = self._code.load()
+        module = self._code.call(function, sample_shape=sample_shape, n_classes=n_classes)
         if not isinstance(module, nn.Module):
-            raise UserError(f"model.target={self.target}: must build a module, got {type(module)}")
+            got = type(module).__name__
+            raise UserError(f"model.target={self.target}: must build an nn.Module, got {got}")
         return module
+
+    @property
+    def _code(self) -> UserCode:
+        return UserCode("model.target", str(self.target), self.arguments, example="Net")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedbench.attack import ATTACKS, Attack, Omniscient
-from fedbench.backdoor import BACKDOORS, Backdoor, settings_of
+from fedbench.backdoor import ADVICE, BACKDOORS, BY_KIND, Backdoor, settings_of
 from fedbench.config import RunConfig, rounded_count
 from fedbench.data import DATASETS, DataSource, Spec
+from fedbench.datasets.partition import PARTITIONS
 from fedbench.defense import DEFENSES, Defense
 from fedbench.engine.executors import EXECUTORS, Executor
 from fedbench.errors import UserError
@@ -25,6 +28,7 @@ class Plan:
     config: RunConfig
     defense: Defense
     attack: Attack
+    backdoor_settings: tuple[Any, ...]  # names, or mappings with settings
     backdoors: tuple[Backdoor, ...]
     source: DataSource
     model: Model
@@ -38,16 +42,21 @@ class Plan:
         attack = ATTACKS.build(config.attack)
         if isinstance(attack, Omniscient):  # recorded even if the user's file leaves it out
             config = replace(config, attack={**config.attack, "omniscient": attack.omniscient})
+        executor = EXECUTORS.build(config.executor)
+        # Results on a GPU differ in the last bits: `auto` must not share the run id of both.
+        recorded = {**config.executor, "accelerator": executor.accelerator}
+        config = replace(config, executor=recorded)
         source = DATASETS.build(config.dataset)
-        backdoors = attack.backdoor_settings(source.backdoors)
+        backdoors = attack.backdoor_settings(source.backdoors or [])
         plan = cls(
             config=config,
             defense=DEFENSES.build(config.defense),
             attack=attack,
-            backdoors=tuple(BACKDOORS.build(settings_of(backdoor)) for backdoor in backdoors),
+            backdoor_settings=tuple(backdoors),
+            backdoors=_built(backdoors),
             source=source,
             model=MODELS.build(config.model),
-            executor=EXECUTORS.build(config.executor),
+            executor=executor,
             tracker=TRACKERS.build(config.tracker),
             pretrained=None if config.pretrained is None else _file_digest(config.pretrained),
         )
@@ -57,18 +66,18 @@ class Plan:
         except ValueError as error:
             raise UserError(f"defense {config.defense['name']}: {error}") from error
         if source.spec is not None:
-            plan.check_fit(source.spec)
-        if attack.active and config.pmr > 0 and config.attack_start >= config.rounds:
-            raise UserError(
-                f"attack_start={config.attack_start}: must be below rounds={config.rounds}"
-            )
+            plan = plan.fitted(source.spec)
         if attack.active and config.pmr > 0:
             plan._check_attackers()
         return plan
 
     def _check_attackers(self) -> None:
-        """Raise a UserError if pmr leaves a round without malicious clients."""
+        """Raise a UserError if no client or no round is left to attack."""
         config = self.config
+        if config.attack_start >= config.rounds:
+            raise UserError(
+                f"attack_start={config.attack_start}: must be below rounds={config.rounds}"
+            )
         n, whole = config.fewest_clients, f"n_clients={config.n_clients}"
         if config.malicious == "sampled":
             n, whole = config.pool_size, f"pool={config.pool_size}"
@@ -82,15 +91,27 @@ class Plan:
         warnings = map(self.defense.warning, self.config.client_counts)
         return next((line for line in warnings if line is not None), None)
 
-    def check_fit(self, spec: Spec) -> None:
-        """Raise a UserError if a plugin does not fit the data set or the other plugins."""
+    def fitted(self, spec: Spec) -> Plan:
+        """Return the plan with backdoors for these samples, if none was named.
+
+        Raise a UserError if a plugin does not fit the data set or the other plugins.
+        """
+        plan = self
+        if self.source.backdoors is None:
+            fitting = [{"name": BY_KIND[spec.kind]}] if spec.kind in BY_KIND else []
+            backdoors = self.attack.backdoor_settings(fitting)
+            plan = replace(self, backdoor_settings=tuple(backdoors), backdoors=_built(backdoors))
+        plan._check_fit(spec)
+        return plan
+
+    def _check_fit(self, spec: Spec) -> None:
         natural = self.config.partition == "natural"
         if natural and not spec.natural:
             raise UserError(f"partition=natural: the samples of {spec.name} have no owners")
-        if spec.is_sequences and not natural:
+        if PARTITIONS[self.config.partition].by_label and not spec.kind.has_one_label:
             raise UserError(
-                f"partition={self.config.partition}: splits samples by label, but those of "
-                f"{spec.name} are sequences; use partition=natural"
+                f"partition={self.config.partition}: splits samples by label, but {spec.name} has "
+                f"{spec.kind}; use partition={'natural' if spec.natural else 'iid'}"
             )
         try:
             self.model.check(spec)
@@ -104,18 +125,31 @@ class Plan:
         try:
             self.attack.check(self.backdoors, spec)
         except ValueError as error:
-            raise UserError(f"attack {self.config.attack['name']}: {error}") from error
+            advice = "" if self.backdoors else f"; {ADVICE[spec.kind]}"
+            raise UserError(f"attack {self.config.attack['name']}: {error}{advice}") from error
 
     @property
     def folder(self) -> RunDir:
         versions: dict[str, int | str] = {
             "defense": self.defense.version,
             "attack": self.attack.version,
-            **{f"backdoor {i}": b.version for i, b in enumerate(self.backdoors)},
+            **self._backdoor_versions(),
         }
         if self.pretrained is not None:
             versions["pretrained"] = self.pretrained
         return RunDir(Path(self.config.out, self.config.name, self.config.run_id(versions)))
+
+    def _backdoor_versions(self) -> dict[str, int]:
+        """Versions of the backdoors; of all candidates if the samples decide, after loading."""
+        if self.source.backdoors is not None:
+            return {f"backdoor {i}": b.version for i, b in enumerate(self.backdoors)}
+        named = [settings_of(b)["name"] for b in self.attack.backdoor_settings([])]
+        names = {*named, *BY_KIND.values()}
+        return {f"backdoor {name}": BACKDOORS.get(name).version for name in names}
+
+
+def _built(backdoors: Sequence[Any]) -> tuple[Backdoor, ...]:
+    return tuple(BACKDOORS.build(settings_of(backdoor)) for backdoor in backdoors)
 
 
 def _file_digest(path: str) -> str:

@@ -12,7 +12,12 @@ from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.report.console import Display
 from fedbench.results.atomic_files import locked
-from fedbench.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedbench.results.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    next_round_of,
+    save_checkpoint,
+)
 
 if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
     from fedbench.federation import Federation
@@ -34,7 +39,7 @@ def is_due(config: RunConfig) -> bool:
     if config.pretrained is not None or not config.pretrain_rounds:
         return False
     path = _path(config)
-    return not path.exists() or load_checkpoint(path).next_round < 0
+    return not path.exists() or next_round_of(path) < 0
 
 
 @contextmanager
@@ -47,7 +52,7 @@ def exclusive(config: RunConfig) -> Iterator[None]:
 def train(config: RunConfig, federation: Federation, display: Display) -> Checkpoint:
     """Train the remaining benign rounds, saving each; call this while `exclusive`."""
     path = _path(config)
-    state = load_checkpoint(path) if path.exists() else federation.initial()
+    state = load_checkpoint(path, federation.device) if path.exists() else federation.initial()
     while state.next_round < 0:
         state = federation.pretrain(state)
         save_checkpoint(path, replace(state, defense_state=None))  # shared by all defenses
@@ -62,7 +67,7 @@ def _path(config: RunConfig) -> Path:
 def _load(path: str, federation: Federation) -> Checkpoint:
     """Start round 0 from the model of a checkpoint."""
     try:
-        loaded = load_checkpoint(Path(path).expanduser())
+        loaded = load_checkpoint(Path(path).expanduser(), federation.device)
     except UserError as error:
         raise UserError(f"pretrained={path}: not a fedbench checkpoint") from error
     fresh = federation.initial()

@@ -15,20 +15,19 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
 from fedbench.backdoor import BackdoorContext, prepare_all
-from fedbench.config import RunConfig, register_schema
-from fedbench.data import Spec
+from fedbench.composition import compose
+from fedbench.data import Kind, Spec
 from fedbench.errors import UserError, nearest, one_line
 from fedbench.plan import Plan
 from fedbench.pretraining import pretrained
 from fedbench.report.console import Display
 from fedbench.report.plotting import save_png
 from fedbench.report.preview_samples import ImagePreview, SequencePreview
-from fedbench.run import build_rank_context
+from fedbench.single_run import build_rank_context
 
 MAX_SAMPLES = 100
 
@@ -38,7 +37,7 @@ def build_preview(plan: Plan) -> ImagePreview | SequencePreview:
     _check_drawable(plan.source.spec)
     data = plan.source.load()
     _check_drawable(data.spec)
-    plan.check_fit(data.spec)
+    plan = plan.fitted(data.spec)
     # Imported late: Lightning takes seconds, and user errors should appear before.
     from fedbench.engine.launch import make_fabric
     from fedbench.engine.ranks import RankGroup
@@ -63,16 +62,18 @@ def build_preview(plan: Plan) -> ImagePreview | SequencePreview:
     stored = replace(rank_context.dataset, augment=None)
     context = replace(fresh, dataset=stored, features=lambda x: pretrained_context().features(x))
     backdoors = prepare_all(plan.backdoors, context)
-    preview = SequencePreview if data.spec.is_sequences else ImagePreview
+    preview = SequencePreview if data.kind.is_sequences else ImagePreview
     shards, attackers = rank_context.data.shards, rank_context.attackers
     return preview(plan, rank_context.dataset, shards, attackers, backdoors)
 
 
 def _check_drawable(spec: Spec | None) -> None:
-    if spec is not None and not spec.is_sequences and spec.sample_shape[:-2] not in ((1,), (3,)):
+    if spec is None or spec.kind.is_sequences:
+        return
+    if spec.kind is not Kind.IMAGES or spec.sample_shape[:-2] not in ((1,), (3,)):
         raise UserError(
             f"preview draws images of shape (1 or 3, height, width) and sequences, "
-            f"{spec.name} has samples of shape {spec.sample_shape}"
+            f"{spec.name} has {spec.kind} of shape {spec.sample_shape}"
         )
 
 
@@ -81,13 +82,7 @@ def plan_of(overrides: list[str]) -> Plan:
     for override in OverridesParser.create().parse_overrides(overrides):
         if override.is_sweep_override():
             raise UserError(f"{override.input_line}: preview draws one run, not a sweep")
-    register_schema()
-    try:
-        with initialize_config_module("fedbench.conf", version_base="1.3"):
-            composed = compose("config", overrides=overrides)
-    except ValueError as error:  # Hydra raises it for a few user errors, e.g. `defense=null`
-        raise UserError(f"{error}, in {' '.join(overrides)}") from error
-    return Plan.of(RunConfig.from_hydra(composed))
+    return Plan.of(compose(overrides))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

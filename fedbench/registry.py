@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from omegaconf import OmegaConf
@@ -22,8 +23,9 @@ class Registry(Generic[T]):
     """Plugins of one kind, each imported on first use.
 
     `homes` are the places to look: a package with one module per plugin (`fedbench.defenses`) or
-    modules with several plugins each (`fedbench.models`). Other distributions add plugins through
-    entry points in the group `fedbench.<kind>s`.
+    modules with several plugins each (`fedbench.models`). A folder of the same name in the working
+    folder (`defenses/`) adds modules to a package. Other distributions add plugins through entry
+    points in the group `fedbench.<kind>s`.
     """
 
     def __init__(self, kind: str, *homes: str) -> None:
@@ -45,20 +47,31 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return every name that `get` accepts, without importing the plugins of a package."""
-        names = {*self._plugins(), *self._classes}
+        names = {*find_plugins(self.kind, *self.homes), *self._classes}
         return sorted(name for name in names if not name.startswith("_"))
 
     def get(self, name: str) -> type[T]:
         """Return the plugin class registered under `name`, importing it if necessary."""
-        plugins = {} if name in self._classes else self._plugins()
-        if name not in self._classes:  # `_plugins` may have imported it
+        plugins = {} if name in self._classes else find_plugins(self.kind, *self.homes)
+        if name not in self._classes:  # `find_plugins` may have imported it
             if name not in plugins:
                 raise UserError(f"no {self.kind} is called {name!r}{nearest(name, self.names())}")
+            self._check_unique(name)
             plugins[name].load()
             if name not in self._classes:
                 where = plugins[name].value
                 raise UserError(f"{where} registers no {self.kind} called {name}")
         return self._classes[name]
+
+    def _check_unique(self, name: str) -> None:
+        """Raise a UserError if a file of the working folder has the name of a shipped plugin."""
+        for home in self.homes:
+            folders = getattr(importlib.import_module(home), "__path__", [])
+            files = [path for folder in folders if (path := Path(folder, f"{name}.py")).exists()]
+            if len(files) > 1:
+                raise UserError(
+                    f"{files[-1]}: fedbench ships a {self.kind} called {name}; choose another name"
+                )
 
     def build(self, settings: Mapping[str, Any]) -> T:
         """Build a plugin from its `name` and its dataclass fields.
@@ -91,16 +104,31 @@ class Registry(Generic[T]):
         except (ValueError, OverflowError) as error:
             raise UserError(f"{self.kind} {name}: {error}") from error
 
-    def _plugins(self) -> dict[str, EntryPoint]:
-        """Import the homes; return what to load by name, a file rather than an entry point."""
-        group = f"fedbench.{self.kind}s"
-        found = {point.name: point for point in entry_points(group=group)}
-        for home in self.homes:
-            path = getattr(importlib.import_module(home), "__path__", [])
-            names = [module.name for module in pkgutil.iter_modules(path)]
-            names = [name for name in names if not name.startswith("_")]
-            found |= {name: EntryPoint(name, f"{home}.{name}", group) for name in names}
-        return found
+
+def find_plugins(kind: str, *homes: str) -> dict[str, EntryPoint]:
+    """Import the homes; return what to load by name, a file rather than an entry point."""
+    group = f"fedbench.{kind}s"
+    found = {point.name: point for point in entry_points(group=group)}
+    for home in homes:
+        for name in _modules(home):
+            found[name] = EntryPoint(name, f"{home}.{name}", group)
+    return found
+
+
+def _modules(home: str) -> list[str]:
+    """Names of the public modules of a package."""
+    path = getattr(importlib.import_module(home), "__path__", [])
+    return [module.name for module in pkgutil.iter_modules(path) if module.name[0] != "_"]
+
+
+def with_working_folder(path: list[str], package: str) -> list[str]:
+    """Extend the `__path__` of a package of plugins by the working folder's `defenses/` etc.
+
+    The package does this itself, so that every process of a run finds the same modules.
+    """
+    local = Path.cwd() / package.rpartition(".")[2]
+    known = {Path(folder).resolve() for folder in path}
+    return [*path] if local.resolve() in known or not local.is_dir() else [*path, str(local)]
 
 
 def require(plugin: object, key: str, valid: bool, rule: str) -> None:

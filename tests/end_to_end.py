@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
+
+from fedbench.__main__ import main
 
 ROOT = Path(__file__).parent.parent
 # Settings for a run of a second or two, apart from the start-up.
@@ -34,6 +39,7 @@ RUN_FILES = [
     "rounds.jsonl",
     "summary.json",
 ]
+CONFIGS = "[fedbench.configs]\ntheirs = theirs_conf\n"  # entry point of `install`'s configs
 TIMEOUT = 240.0  # seconds; generous, as the machine may be busy
 
 
@@ -57,14 +63,18 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT)} | dict(extra or {})
 
 
+def with_small(overrides: Sequence[str]) -> list[str]:
+    """Add the SMALL settings that `overrides` do not set."""
+    named = {override.partition("=")[0] for override in overrides}
+    return [*overrides, *(f"{key}={value}" for key, value in SMALL.items() if key not in named)]
+
+
 def start(
     *overrides: str, cwd: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
     """Start `python -m fedbench` with SMALL settings, unless `overrides` set them."""
-    named = {override.partition("=")[0] for override in overrides}
-    small = [f"{key}={value}" for key, value in SMALL.items() if key not in named]
     return subprocess.Popen(
-        [sys.executable, "-m", "fedbench", *overrides, *small],
+        [sys.executable, "-m", "fedbench", *with_small(overrides)],
         cwd=cwd,
         env=environment(env),
         stdin=subprocess.DEVNULL,
@@ -95,6 +105,33 @@ def fedbench(
     return wait(start(*overrides, cwd=cwd, env=env), timeout)
 
 
+def fedbench_in_this_process(*overrides: str, cwd: Path) -> Ended:
+    """Call what `python -m fedbench` calls: saves the imports where no process is needed.
+
+    A sweep must use `hydra/launcher=basic`, as worker processes would outlive the call.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    code: str | int | None = 0
+    n_threads = torch.get_num_threads()
+    with (
+        mock.patch.object(sys, "argv", ["fedbench", *with_small(overrides)]),
+        mock.patch.dict(os.environ, environment(), clear=True),
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        finally:
+            torch.set_num_threads(n_threads)  # a run sets its own
+    if isinstance(code, str):  # the interpreter would print it
+        err.write(f"{code}\n")
+        code = 1
+    return Ended(code or 0, out.getvalue().splitlines(), err.getvalue().splitlines())
+
+
 def succeed(*overrides: str, cwd: Path, env: Mapping[str, str] | None = None) -> Ended:
     """Run `python -m fedbench`, which must succeed and print nothing to stderr."""
     ended = fedbench(*overrides, cwd=cwd, env=env)
@@ -111,18 +148,21 @@ class Plugins:
 
 
 def install(folder: Path, entry_points: str, module: str, configs: Mapping[str, str]) -> Plugins:
-    """Install a package `theirs` into `folder` as pip would: a module, metadata and YAML."""
+    """Install a module `theirs` and its configs into `folder` as pip would.
+
+    Commands find the configs through `searchpath`, or if `entry_points` has CONFIGS.
+    """
     metadata = folder / "theirs-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(entry_points)
     (folder / "theirs.py").write_text(module)
     for name, text in configs.items():
-        path = folder / "conf" / f"{name}.yaml"
+        path = folder / "theirs_conf" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     path = os.pathsep.join([str(folder), str(ROOT)])
-    return Plugins({"PYTHONPATH": path}, f"hydra.searchpath=[file://{folder}/conf]")
+    return Plugins({"PYTHONPATH": path}, f"hydra.searchpath=[file://{folder}/theirs_conf]")
 
 
 def files(folder: Path) -> list[str]:

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 from end_to_end import (
+    CONFIGS,
     ROOT,
     RUN_FILES,
     Ended,
     Plugins,
     fedbench,
+    fedbench_in_this_process,
     files,
     install,
     rounds,
@@ -192,6 +194,15 @@ def assert_one_line(ended: Ended, parts: list[str]) -> None:
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_user_error_prints_one_line_and_writes_nothing(mistake: str, tmp_path: Path) -> None:
     overrides, parts = MISTAKES[mistake]
+    launcher = ["hydra/launcher=basic"] if "-m" in overrides else []
+    assert_one_line(fedbench_in_this_process(*overrides, *launcher, cwd=tmp_path), parts)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", ["unknown defense", "type", "last run of a sweep"])
+def test_a_process_prints_user_errors_in_one_line(mistake: str, tmp_path: Path) -> None:
+    overrides, parts = MISTAKES[mistake]
     assert_one_line(fedbench(*overrides, cwd=tmp_path), parts)
     assert files(tmp_path) == []
 
@@ -207,16 +218,19 @@ def test_an_error_of_data_or_disk_prints_one_line(damage: str, tmp_path: Path) -
     before = files(tmp_path)
 
     overrides, parts = DAMAGES[damage]
-    assert_one_line(fedbench(*overrides, cwd=tmp_path), parts)
+    launcher = ["hydra/launcher=basic"] if "-m" in overrides else []
+    assert_one_line(fedbench_in_this_process(*overrides, *launcher, cwd=tmp_path), parts)
     assert files(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_runs_all_fail_to_start_exits_with_an_error(tmp_path: Path) -> None:
     ended = fedbench("-m", "pmr=0.2,0.3", "dataset=mnist", "dataset.root=nowhere", cwd=tmp_path)
     assert ended.code != 0, ended
     assert all(line.startswith("fedbench: dataset.root=nowhere") for line in ended.err), ended.err
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_directory_and_repeating_the_command_skips_it(tmp_path: Path) -> None:
     command = ["pmr=0.34", "attack_start=1", "out=here", "name=${defense.name}-${seed}"]
     ended = succeed(*command, cwd=tmp_path)
@@ -268,13 +282,15 @@ def test_a_run_writes_its_directory_and_repeating_the_command_skips_it(tmp_path:
 
     everything = [path for path in tmp_path.rglob("*") if path.is_file()]
     times = [(path, path.stat().st_mtime_ns) for path in everything]
-    again = succeed(*command, cwd=tmp_path)
+    again = fedbench_in_this_process(*command, cwd=tmp_path)
+    assert (again.code, again.err) == (0, [])
     (line,) = again.out
     assert line.startswith(f"{title}already finished, skipped")
     assert [(path, path.stat().st_mtime_ns) for path in everything] == times
     assert sorted(everything) == sorted(path for path in tmp_path.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_without_a_login_the_default_tracker_writes_to_the_run_directory(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "work").mkdir()
@@ -285,6 +301,7 @@ def test_without_a_login_the_default_tracker_writes_to_the_run_directory(tmp_pat
     assert sorted(os.listdir(folder)) == sorted([*RUN_FILES, "wandb"])
 
 
+@pytest.mark.slow
 def test_a_sweep_prints_one_table_of_all_runs(tmp_path: Path) -> None:
     command = ["-m", "defense=krum,median", "rounds=2"]
     ended = succeed(*command, cwd=tmp_path)
@@ -309,6 +326,7 @@ def test_a_sweep_prints_one_table_of_all_runs(tmp_path: Path) -> None:
     assert [line.split() for line in again.out if line.split()[:1] == ["krum"]][-1] == rows[0]
 
 
+@pytest.mark.slow
 def test_a_sweep_file_is_checked_and_run(tmp_path: Path) -> None:
     (tmp_path / "sweeps").mkdir()
     sweep = {
@@ -317,12 +335,14 @@ def test_a_sweep_file_is_checked_and_run(tmp_path: Path) -> None:
     }
     (tmp_path / "sweeps" / "mine.yaml").write_text(yaml.safe_dump(sweep))
     command = ["--config-dir", "sweeps", "--config-name", "mine", "rounds=1"]
-    assert_one_line(fedbench(*command, cwd=tmp_path), ["pmr=2", "between 0 and 1"])
+    ended = fedbench_in_this_process(*command, "hydra/launcher=basic", cwd=tmp_path)
+    assert_one_line(ended, ["pmr=2", "between 0 and 1"])
     assert sorted(os.listdir(tmp_path)) == ["sweeps"]
     succeed(*command, "pmr=0.2,0.4", cwd=tmp_path)
     assert len(run_folders(tmp_path / "runs")) == 2
 
 
+@pytest.mark.slow
 def test_a_converged_sweep_over_non_iid_shares_one_pretrained_model(tmp_path: Path) -> None:
     command = ["scenario=converged", "pretrain_rounds=1", "rounds=1", "pmr=0.34"]
     splits = ["non_iid=0,1", "n_clients=[4,5],6", "pool=6"]
@@ -337,7 +357,8 @@ def test_a_converged_sweep_over_non_iid_shares_one_pretrained_model(tmp_path: Pa
     assert "pretrain_non_iid 0.0, rounds 1; seed 0" in " ".join(ended.out)
 
 
-@pytest.mark.parametrize("launcher", ["joblib", "parallel", "basic"])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "basic"])  # the default is tested above
 def test_a_sweep_on_a_launcher(launcher: str, tmp_path: Path) -> None:
     settings = [f"hydra/launcher={launcher}", "defense=krum,median", "rounds=1"]
     ended = succeed("-m", *settings, cwd=tmp_path)
@@ -382,16 +403,17 @@ class Smallest(Defense):
 def plugins(tmp_path: Path) -> Plugins:
     return install(
         tmp_path / "site",
-        "[fedbench.defenses]\nboom = theirs:Boom\nsmallest = theirs:Smallest\n",
+        f"[fedbench.defenses]\nboom = theirs:Boom\nsmallest = theirs:Smallest\n{CONFIGS}",
         PLUGINS,
         {"defense/boom": "name: boom\nfuse: 1\n", "defense/smallest": "name: smallest\nkeep: 2\n"},
     )
 
 
+@pytest.mark.slow
 def test_a_failing_run_does_not_stop_a_sweep_of_plugins(tmp_path: Path, plugins: Plugins) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    sweep = ["-m", plugins.searchpath, "defense=boom,smallest"]
+    sweep = ["-m", "defense=boom,smallest"]
     ended = fedbench(*sweep, cwd=work, env=plugins.env)
     assert ended.code not in (0, None)
     assert "RuntimeError: boom in round 1" in ended.err[-1]
@@ -407,22 +429,24 @@ def test_a_failing_run_does_not_stop_a_sweep_of_plugins(tmp_path: Path, plugins:
     accepted = [[client["accepted"] for client in record["clients"]] for record in rounds(smallest)]
     assert [sum(verdicts) for verdicts in accepted] == [2, 2, 2]
 
-    once = fedbench(plugins.searchpath, "defense=boom", cwd=work, env=plugins.env)
+    once = fedbench("defense=boom", cwd=work, env=plugins.env)
     assert once.code not in (0, None), "a failed run is repeated, and fails again"
     assert once.out[-1].endswith("failed: RuntimeError: boom in round 1")
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_of_a_plugin_prints_one_line(tmp_path: Path, plugins: Plugins) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    command = [plugins.searchpath, "defense=smallest", "defense.keep=0"]
+    command = ["defense=smallest", "defense.keep=0"]
     ended = fedbench(*command, cwd=work, env=plugins.env)
     assert_one_line(ended, ["smallest", "keep must be at least 1, got 0"])
-    ended = fedbench(plugins.searchpath, "defense=smalest", cwd=work, env=plugins.env)
+    ended = fedbench("defense=smalest", cwd=work, env=plugins.env)
     assert_one_line(ended, ["did you mean smallest?"])
     assert files(work) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sweep", [[], ["-m", "defense=krum,median"]])
 def test_ctrl_c_says_how_to_resume(sweep: list[str], tmp_path: Path) -> None:
     process = start(*sweep, "rounds=200", cwd=tmp_path)

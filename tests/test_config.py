@@ -46,11 +46,12 @@ def config(*overrides: str) -> RunConfig:
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=map("/".join, CHOICES))
 def test_every_file_of_conf_composes_and_builds(group: str, choice: str) -> None:
     needed = {
-        "custom": ["model.target=torch.nn.Flatten"],
-        "lstm": ["dataset=reddit_sample"],
-        "gru": ["dataset=iot_sample"],
+        "model/custom": ["model.target=torch.nn.Flatten"],
+        "model/lstm": ["dataset=reddit_sample"],
+        "model/gru": ["dataset=iot_sample"],
+        "dataset/custom": ["dataset.source=os.getcwd"],
     }
-    composed = config(f"{group}={choice}", *needed.get(choice, []))
+    composed = config(f"{group}={choice}", *needed.get(f"{group}/{choice}", []))
     assert getattr(composed, group)["name"] == VARIANTS.get(choice, choice)
     Plan.of(composed)
 

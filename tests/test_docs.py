@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from end_to_end import fedbench_in_this_process
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from pages import commands, is_plain_run, run, write_titled_blocks
 
 import fedbench
 from fedbench.preview import plan_of
@@ -19,24 +18,6 @@ from fedbench.preview import plan_of
 ROOT = Path(fedbench.__file__).parent.parent
 SMALL = ("n_clients=4", "rounds=1", "pretrain_rounds=1", "local_epochs=1", "tracker=none")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def commands(page: Path) -> list[str]:
-    """The lines of shell blocks that start fedbench's Python modules, whatever the interpreter."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [match[0] for line in lines if (match := re.search(r"-m fedbench\b.*", line))]
-
-
-def run(command: str, cwd: Path, *extra: str, path: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *shlex.split(command, comments=True), *extra],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
 
 
 @pytest.fixture
@@ -48,26 +29,26 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write_titled_blocks(page: Path, root: Path) -> list[str]:
-    """Writes every code block that has a title to the file of that name."""
-    blocks = re.findall(
-        r'^```\w+ title="([^"]+)"\n(.*?)^```', page.read_text(), re.DOTALL | re.MULTILINE
-    )
-    for name, text in blocks:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return [name for name, _ in blocks]
-
-
 @pytest.mark.slow
 def test_readme_commands_run(clone: Path) -> None:
     found = commands(ROOT / "README.md")
     assert any("-m defense=" in command for command in found)
     for command in found:
+        if is_plain_run(command):
+            continue
         reads = "fedbench.report" in command  # what the commands before it wrote
-        done = run(command, clone, *(() if reads else SMALL))
+        one_of_six = ("seed=0", "attack=none") if "--config-name" in command else ()
+        done = run(command, clone, *(() if reads else SMALL), *one_of_six)
         assert done.returncode == 0, (command, done.stderr)
         assert ("dba.png" if "fedbench.preview" in command else " BA ") in done.stdout, command
+
+
+@pytest.mark.parametrize("command", [*filter(is_plain_run, commands(ROOT / "README.md"))])
+def test_readme_runs(command: str, tmp_path: Path) -> None:
+    words = shlex.split(command, comments=True)[2:]
+    ended = fedbench_in_this_process(*words, *SMALL, cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, [])
+    assert " BA " in ended.out[-1]
 
 
 @pytest.mark.slow
@@ -163,8 +144,15 @@ def settings_of(command: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_settings_that_a_page_names_exist(page: Path) -> None:
-    """The made-up plugins of the pages on adding one are tried above."""
-    made_up = ("short_only", "first_only", "noisy_patch", "stripe")
+    """Pages with plugins, models or data of their own: above and in test_own_model_and_data.py."""
+    made_up = (
+        "short_only",
+        "first_only",
+        "noisy_patch",
+        "stripe",
+        "model=custom",
+        "dataset=custom",
+    )
     for command in commands(page):
         if "fedbench.report" in command or any(name in command for name in made_up):
             continue

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import pickle
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedbench.data import Spec
+from fedbench.composition import compose
+from fedbench.data import Kind, Spec
 from fedbench.engine.flat_parameters import ParameterLayout
 from fedbench.errors import UserError
 from fedbench.models import MODELS
 
-GRAY, COLOR, WORDS = Spec("gray", (1, 28, 28), 10), Spec("c", (3, 32, 32), 10), Spec("w", (5,), 9)
+GRAY, COLOR = Spec("gray", (1, 28, 28), 10), Spec("c", (3, 32, 32), 10)
+WORDS = Spec("w", (5,), 9, Kind.SEQUENCES)
 
 
 def build(spec: Spec = GRAY, **settings: object) -> nn.Module:
@@ -35,7 +44,7 @@ def test_number_of_parameters_is_the_papers(name: str, spec: Spec, n_parameters:
 
 
 def test_lstm_ties_embedding_and_output_and_has_the_papers_size() -> None:
-    network = build(Spec("reddit", (64,), 50_000), name="lstm")
+    network = build(Spec("reddit", (64,), 50_000, Kind.SEQUENCES), name="lstm")
     assert sum(p.numel() for p in network.parameters()) == 10_693_200
     assert network[0].weight is network[-1].weight
     layout = ParameterLayout(network)  # counts the tied parameter once
@@ -126,7 +135,7 @@ def test_lstm_with_one_layer_does_not_warn(recwarn: pytest.WarningsRecorder) -> 
     ],
 )
 def test_network_rejects_samples_it_cannot_process(name: str, spec: Spec, kind: str) -> None:
-    with pytest.raises(ValueError, match=rf"^needs {kind}, but samples of {spec.name} have "):
+    with pytest.raises(ValueError, match=rf"^needs {kind}.*, but {spec.name} has "):
         MODELS.build({"name": name}).check(spec)
 
 
@@ -145,25 +154,196 @@ def test_cnn_matches_the_papers_description() -> None:
     torch.testing.assert_close(network(x), output(relu(hidden(features))))
 
 
-def test_custom_module() -> None:
-    settings = {"name": "custom", "target": "torch.nn.Linear"}
-    arguments = {"in_features": 4, "out_features": 2}
-    assert build(**settings, arguments=arguments)(torch.zeros(1, 4)).shape == (1, 2)
+@pytest.mark.parametrize("kind", [Kind.IMAGES, Kind.FEATURES])
+def test_mlp_accepts_images_and_features(kind: Kind) -> None:
+    shape = (1, 4, 4) if kind is Kind.IMAGES else (7,)
+    spec = Spec("made", shape, 3, kind)
+    MODELS.build({"name": "mlp"}).check(spec)
+    assert build(spec, name="mlp")(torch.zeros(2, *shape)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("side", [15, 16])
+def test_cnn_rejects_images_that_its_layers_would_reduce_to_nothing(side: int) -> None:
+    spec = Spec("small", (1, side, 20), 10)
+    if side == 16:
+        MODELS.build({"name": "cnn"}).check(spec)
+        assert build(spec, name="cnn")(torch.zeros(2, 1, side, 20)).shape == (2, 10)
+    else:
+        with pytest.raises(ValueError, match="at least 16 pixels per side, but small has 15 x 20"):
+            MODELS.build({"name": "cnn"}).check(spec)
+
+
+NET = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, width=8, n_classes=3, sample_shape=None):
+        super().__init__(nn.Flatten(), nn.LazyLinear(width), nn.Linear(width, n_classes))
+        self.width, self.sample_shape = width, sample_shape
+
+class Plain(nn.Flatten):
+    pass
+
+def make_net(depth):
+    return Net(width=depth)
+
+def not_a_module():
+    return 3
+
+def broken():
+    raise RuntimeError("no weights")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield the working folder of a user: nets/my_net.py and a package."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("nets", "their_nets"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "my_net.py").write_text(NET)
+    (tmp_path / "their_nets" / "__init__.py").touch()
+    before = {*sys.modules}
+    yield tmp_path
+    for name in {*sys.modules} - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__spec__", "")):
+            del sys.modules[name]
+
+
+def custom(target: str, **arguments: object) -> Any:
+    return build(name="custom", target=target, arguments=arguments)
+
+
+def error_of(target: str, **arguments: object) -> str:
+    with pytest.raises(UserError) as raised:
+        custom(target, **arguments)
+    return " ".join(str(raised.value).split())
+
+
+def test_custom_module_by_dotted_path() -> None:
+    network = custom("torch.nn.Linear", in_features=4, out_features=2)
+    assert network(torch.zeros(1, 4)).shape == (1, 2)
+
+
+def test_dotted_path_may_name_a_class_within_a_class(folder: Path) -> None:
+    (folder / "outer.py").write_text("from torch import nn\nclass A:\n    class B(nn.ReLU): pass")
+    assert type(custom("outer.A.B")).__name__ == "B"
 
 
 @pytest.mark.parametrize(
-    "target", ["torch.nn.Nope", "no_such_file.Net", "os.getcwd", "torch.nn.Linear"]
+    "target",
+    [
+        "nets/my_net.py:Net",
+        "./nets/../nets/my_net.py:Net",
+        "their_nets/my_net.py:Net",
+        "their_nets.my_net.Net",
+        "nets.my_net.Net",  # a folder without __init__.py
+        "{folder}/nets/my_net.py:Net",
+        "~/nets/my_net.py:Net",
+    ],
 )
-def test_error_names_a_target_that_cannot_be_built(target: str) -> None:
-    with pytest.raises(UserError, match=f"model.target={target}: "):
-        build(name="custom", target=target)
+def test_custom_module_by_path(folder: Path, monkeypatch: Any, target: str) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    network = custom(target.format(folder=folder), width=5)
+    assert network.width == 5
+    again = custom(target.format(folder=folder), width=6)
+    assert type(again) is type(network)
+    pickle.loads(pickle.dumps(network))
+
+
+def test_constructor_receives_shape_and_classes_unless_they_are_set(folder: Path) -> None:
+    network = custom("nets/my_net.py:Net")
+    assert network.sample_shape == (1, 28, 28)
+    assert network[2].out_features == 10
+    network = custom("nets/my_net.py:Net", n_classes=4, sample_shape=[9])
+    assert network.sample_shape == [9]
+    assert network[2].out_features == 4
+    assert type(custom("nets/my_net.py:Plain")).__name__ == "Plain"  # takes neither
+
+
+def test_target_may_be_a_function(folder: Path) -> None:
+    assert custom("nets/my_net.py:make_net", depth=3).width == 3
+
+
+def test_a_file_can_import_its_siblings_and_relatives(folder: Path) -> None:
+    (folder / "nets" / "layers.py").write_text("WIDTH = 7")
+    (folder / "their_nets" / "layers.py").write_text("WIDTH = 11")
+    (folder / "nets" / "wide.py").write_text(f"from layers import WIDTH\n{NET}\nNet.found = WIDTH")
+    relative = f"from .layers import WIDTH\n{NET}\nNet.found = WIDTH"
+    (folder / "their_nets" / "wide.py").write_text(relative)
+    assert custom("nets/wide.py:Net").found == 7
+    assert custom("their_nets/wide.py:Net").found == 11
+    assert custom("nets/wide.py:Net").found == 7
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(folder: Path) -> None:
+    for name, found in (("a", 1), ("b", 2)):
+        (folder / name).mkdir()
+        (folder / name / "sibling.py").write_text(f"FOUND = {found}")
+        code = f"from sibling import FOUND\n{NET}\nNet.found = FOUND"
+        (folder / name / "same_net.py").write_text(code)
+    found = [custom(f"{name}/same_net.py:Net").found for name in ("a", "b", "a", "b")]
+    assert found == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("torch.nn.Linaer", r"torch.nn has no Linaer; did you mean Linear\?"),
+        ("no_such_file.Net", "no module no_such_file in .* or installed$"),
+        ("nets.my_nett.Net", r"no module nets.my_nett in .* did you mean my_net\?"),
+        ("os.getcwd", "must build an nn.Module, got str"),
+        ("Net", "must be my_package.my_module.Net or path/to/file.py:Net"),
+        ("nets/my_net.py:Nett", r"my_net has no Nett; did you mean Net\? \(known: Net, .*\)"),
+        ("nets/my_nte.py:Net", r"no file .*/nets/my_nte.py; did you mean my_net.py\?"),
+        ("nets/my_net.py", r"must name what to use, nets/my_net.py:Net \(or Plain, make_net, .*\)"),
+        ("nets/my_net.py:not_a_module", "must build an nn.Module, got int"),
+        ("nets/my_net.py:broken", r"RuntimeError: no weights \(.*/nets/my_net.py:\d+\)"),
+        ("nets/my_net.py:make_net", "make_net needs depth; set model.arguments.depth=..."),
+        ("torch.nn.Linear", "Linear needs in_features, out_features; set model.arguments.in_feat"),
+        ("bad/syntax.py:Net", r"SyntaxError: .* \(.*/bad/syntax.py:2\)"),
+        ("bad/needs.py:Net", r"ModuleNotFoundError: No module named 'nowhere' \(.*needs.py:1\)"),
+        ("bad.needs.Net", r"ModuleNotFoundError: No module named 'nowhere' \(.*needs.py:1\)"),
+        ("bad/torch.py:Net", "must have another name, torch is also the name of .*torch"),
+        ("nets/my_net.txt:Net", "must be my_package.my_module.Net or path/to/file.py:Net"),
+    ],
+)
+def test_error_names_a_target_that_cannot_be_built(folder: Path, target: str, message: str) -> None:
+    (folder / "bad").mkdir()
+    (folder / "bad" / "syntax.py").write_text("import os\nclass Net(:\n")
+    (folder / "bad" / "needs.py").write_text("import nowhere\nclass Net: pass\n")
+    (folder / "bad" / "torch.py").write_text("class Net: pass\n")
+    found = error_of(target)
+    assert found.startswith(f"model.target={target}: ")
+    assert re.search(message, found), found
+
+
+def test_error_names_an_argument_that_does_not_exist(folder: Path) -> None:
+    assert error_of("nets/my_net.py:Net", widht=3) == (
+        "model.arguments.widht=3: Net has no such argument; did you mean width? "
+        "(known: n_classes, sample_shape, width)"
+    )
+    assert "model.target=nets/my_net.py:Net: TypeError" in error_of("nets/my_net.py:Net", width=[1])
+
+
+def test_target_and_arguments_are_checked_before_the_network_is_built(folder: Path) -> None:
+    with pytest.raises(UserError, match="no such argument"):
+        MODELS.build({"name": "custom", "target": "nets/my_net.py:Net", "arguments": {"wdth": 3}})
+
+
+@pytest.mark.parametrize("setting", ["model.arguments.width=32", "model.arguments.a.b=[1,2]"])
+def test_arguments_need_no_plus(folder: Path, setting: str) -> None:
+    config = compose(["model=custom", "model.target=nets/my_net.py:Net", setting])
+    assert config.model["arguments"] in ({"width": 32}, {"a": {"b": [1, 2]}})
+    with pytest.raises(Exception, match=r"model\.argument"):
+        compose(["model=custom", setting.replace("arguments", "argument")])
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {"name": "custom"},
-        {"name": "custom", "target": "Net"},
         {"name": "mlp", "hidden": [0]},
         {"name": "resnet18_light", "widths": []},
         {"name": "resnet18_light", "widths": [8, 0]},

@@ -20,6 +20,10 @@ pytestmark = [
 ]
 
 PACKAGES = {name: f"fedbench/{name}" for name in ("attacks", "backdoors", "conf", "defenses")}
+CALL_KRUM = (
+    "import fedbench; from fedbench.defenses import krum; "
+    "print(fedbench.aggregate(krum.Krum(), [[1.0], [2.0], [2.0], [9.0]]).accepted.tolist())"
+)
 DATA = (".yaml", ".gz", ".txt", ".typed", ".xz")
 
 
@@ -113,6 +117,7 @@ def test_an_installed_wheel_is_complete_and_runs(tmp_path: Path) -> None:
         inner = python("-c", where(f"fedbench.{name}"), cwd=away, env=env).strip()
         assert inner.startswith(f"{site}/fedbench/{name}")
     before = [name for name in files(site) if "__pycache__" not in name]
+    assert python("-c", CALL_KRUM, cwd=away, env=env) == "[False, True, False, False]\n"
     succeed("defense=krum", "rounds=1", cwd=away, env=env)
     assert os.listdir(away) == ["runs"]
     assert run_folder(away / "runs").name.startswith("krum-")
@@ -131,6 +136,7 @@ def test_a_bare_clone_runs_from_its_root(tmp_path: Path) -> None:
     nothing = {"PYTHONPATH": ""}
     found = python("-c", "import fedbench; print(fedbench.__file__)", cwd=copy, env=nothing)
     assert Path(found.strip()) == copy / "fedbench" / "__init__.py"
+    assert python("-c", CALL_KRUM, cwd=copy, env=nothing) == "[False, True, False, False]\n"
     succeed("defense=krum", "rounds=1", cwd=copy, env=nothing)
     assert run_folder(copy / "runs").name.startswith("krum-")
     new = {name.split("/")[0] for name in files(copy) if "__pycache__" not in name}

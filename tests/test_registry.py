@@ -132,7 +132,7 @@ def test_a_plugin_is_imported_on_first_use(shelf: Registry[Any]) -> None:
 def test_importing_fedbench_imports_no_defense_or_attack() -> None:
     code = (
         "import sys\n"
-        "import fedbench.run\n"
+        "import fedbench.single_run\n"
         "from fedbench.defense import DEFENSES\n"
         "from fedbench.attack import ATTACKS\n"
         "assert {'fedavg', 'krum', 'median'} <= set(DEFENSES.names())\n"

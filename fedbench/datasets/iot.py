@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.data import DATASETS, DataSource, Sequences, Spec, cut_windows
+from fedbench.data import DATASETS, DataSource, Kind, Sequences, Spec, cut_windows
 from fedbench.datasets.cache import cached, fingerprint
 from fedbench.datasets.files import data_folders
 from fedbench.datasets.packet_symbols import Alphabet, Ints, Packets, symbol_codes
@@ -47,7 +47,7 @@ class TrafficSource(DataSource):
     attacks, like an alphabet fixed before deployment would.
     """
 
-    backdoors: list[Any] = field(default_factory=lambda: [{"name": "traffic"}])
+    backdoors: list[Any] | None = field(default_factory=lambda: [{"name": "traffic"}])
     client: str = "chunk"  # holds a chunk of one device's packets; "device": all of them
     symbols_min: int = 2000
     symbols_max: int = 3000
@@ -69,7 +69,7 @@ class TrafficSource(DataSource):
 
     @property
     def spec(self) -> Spec:  # type: ignore[override]
-        return Spec(self.name, (self.length,), self.symbols, natural=True)
+        return Spec(self.name, (self.length,), self.symbols, Kind.SEQUENCES, natural=True)
 
     @abstractmethod
     def traffic(self) -> Traffic:

@@ -109,6 +109,12 @@ def by_owner(owners: NDArray[Any], n_clients: int, rng: np.random.Generator) -> 
     return [order[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
+def at_random(labels: NDArray[Any], n_clients: int, rng: np.random.Generator) -> list[Ints]:
+    """Deal all samples of `labels` [n, ...] at random; sizes of clients differ by at most one."""
+    _check_n_clients(n_clients, len(labels))
+    return np.array_split(rng.permutation(len(labels)), n_clients)
+
+
 @dataclass(frozen=True)
 class Partition:
     """A function that splits samples, and its inputs."""
@@ -116,12 +122,14 @@ class Partition:
     split: Callable[..., list[Ints]]  # (values [n], n_clients, setting if any, rng) -> indices
     setting: str | None = None  # RunConfig key
     values: str = "y_train"  # Dataset tensor to split by
+    by_label: bool = True  # whether every sample must have one label
 
 
 PARTITIONS = {
     "main_class": Partition(by_main_class, "non_iid"),
     "dirichlet": Partition(by_dirichlet, "dirichlet_alpha"),
-    "natural": Partition(by_owner, values="owners"),
+    "iid": Partition(at_random, by_label=False),
+    "natural": Partition(by_owner, values="owners", by_label=False),
 }
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbench.config import rounded_count
-from fedbench.data import DATASETS, DataSource, Sequences, Spec, cut_windows
+from fedbench.data import DATASETS, DataSource, Kind, Sequences, Spec, cut_windows
 from fedbench.datasets.cache import cached, fingerprint
 from fedbench.datasets.files import ASSETS, data_folders, local_file
 from fedbench.datasets.reddit_dumps import (
@@ -61,7 +61,7 @@ class PostSource(DataSource):
     max_authors: int | None = None  # the first by a hash of their names; None: all
     test_rate: float = 0.05  # fraction of each author's posts, the last ones
     test_windows: int = 500  # at most, spread evenly
-    backdoors: list[Any] = field(default_factory=lambda: [{"name": "words"}])
+    backdoors: list[Any] | None = field(default_factory=lambda: [{"name": "words"}])
 
     name: ClassVar[str]
 
@@ -75,7 +75,7 @@ class PostSource(DataSource):
 
     @property
     def spec(self) -> Spec:  # type: ignore[override]
-        return Spec(self.name, (self.length,), self.words, natural=True)
+        return Spec(self.name, (self.length,), self.words, Kind.SEQUENCES, natural=True)
 
     @abstractmethod
     def windows(self) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class RedditSample(PostSource):
     words: int = 2_000
     min_posts: int = 50
     # Frequent words that never occur together in the plays
-    backdoors: list[Any] = field(
+    backdoors: list[Any] | None = field(
         default_factory=lambda: [
             {"name": "words", "trigger": ["wine", "from", "rome", "looks"], "target": "excellent"}
         ]

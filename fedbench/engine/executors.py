@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedbench.errors import UserError
+from fedbench.multirun import resources
 from fedbench.registry import Registry, require
 
 if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
@@ -17,7 +18,7 @@ if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print b
     from fedbench.engine.local_training import LocalTraining
     from fedbench.engine.model_replica import ModelReplica
 
-ACCELERATORS = ("cpu", "gpu", "cuda", "mps", "auto")
+ACCELERATORS = ("auto", "cpu", "cuda", "gpu")
 PRECISIONS = ("32-true", "bf16-mixed")
 
 # Where stacking is at least 1.15 times as fast as sequential training with captured steps, on CPUs
@@ -40,12 +41,16 @@ class Backend(ABC):
     def __init__(self, replica: ModelReplica) -> None:
         self.replica = replica
 
-    @abstractmethod
+    def __str__(self) -> str:
+        """The choice that the first line of a run shows."""
+        return self.name
+
     def groups(self, costs: Sequence[int], malicious: Sequence[bool]) -> list[list[int]]:
-        """Which of a round's clients are trained together, by position.
+        """Which of a round's clients are trained together, by position; default: each alone.
 
         Groups must not depend on the number of ranks: results would depend on it, too.
         """
+        return [[i] for i in range(len(costs))]
 
     @abstractmethod
     def fit(
@@ -60,24 +65,24 @@ class Executor(ABC):
 
     # Processes or GPUs that share the clients; None: all free ones if the run is long enough
     devices: int | None = None
-    accelerator: str = "cpu"  # cpu, gpu, cuda, mps or auto
+    accelerator: str = "auto"  # cpu or cuda; auto: cuda if there is a GPU; gpu means cuda
     precision: str = "32-true"  # or bf16-mixed
     threads: int = 1  # per process; other values may change the last bits of results
-    capture: bool = True  # replay captured steps for plain networks on the CPU; same bits
 
     def __post_init__(self) -> None:
         valid = self.devices is None or self.devices >= 1
         require(self, "devices", valid, "at least 1, or null")
         require(self, "threads", self.threads >= 1, "at least 1")
         if self.accelerator not in ACCELERATORS:
-            raise ValueError(f"accelerator must be one of {ACCELERATORS}, got {self.accelerator!r}")
+            reason = ", which has no float64" if self.accelerator == "mps" else ""
+            options = ", ".join(ACCELERATORS)
+            raise ValueError(
+                f"accelerator must be one of {options}, got {self.accelerator}{reason}"
+            )
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
-
-    def captures(self, replica: ModelReplica) -> bool:
-        """Whether to capture steps: measured on CPUs only, and not under autocast."""
-        on_cpu = replica.fabric.device.type == "cpu"
-        return self.capture and on_cpu and self.precision == "32-true"
+        # Resolved once: the run id and the records must not depend on who asks later.
+        object.__setattr__(self, "accelerator", resources.resolved(self.accelerator))
 
     @abstractmethod
     def backend(self, replica: ModelReplica, config: RunConfig) -> Backend:
@@ -87,20 +92,55 @@ class Executor(ABC):
 EXECUTORS: Registry[Executor] = Registry("executor", "fedbench.engine.executors")
 
 
+@dataclass(frozen=True)
+class FastLoop(Executor):
+    """Executors with a training loop of their own, for modules that do not need the Trainer."""
+
+    capture: bool = True  # replay captured steps for plain networks on the CPU; same bits
+
+    def captures(self, replica: ModelReplica) -> bool:
+        """Whether to capture steps: measured on CPUs only, and not under autocast."""
+        on_cpu = replica.fabric.device.type == "cpu"
+        return self.capture and on_cpu and self.precision == "32-true"
+
+    def check(self, name: str, replica: ModelReplica, config: RunConfig) -> None:
+        """Raise a UserError if the module needs Lightning's Trainer."""
+        from fedbench.engine.trainer_needs import why_trainer
+
+        if (reason := why_trainer(replica.module)) is not None:
+            model = config.model["name"]
+            raise UserError(
+                f"executor={name}: cannot train model {model}, {reason}; use trainer or auto"
+            )
+
+
 @EXECUTORS.register("sequential")
 @dataclass(frozen=True)
-class Sequential(Executor):
+class Sequential(FastLoop):
     """One client after another."""
 
     def backend(self, replica: ModelReplica, config: RunConfig) -> Backend:
         from fedbench.engine.sequential import SequentialBackend
 
+        self.check("sequential", replica, config)
         return SequentialBackend(replica, self.captures(replica))
+
+
+@EXECUTORS.register("trainer")
+@dataclass(frozen=True)
+class LightningTrainer(Executor):
+    """One client after another, by Lightning's own Trainer: for modules that need its hooks."""
+
+    def backend(self, replica: ModelReplica, config: RunConfig) -> Backend:
+        from fedbench.engine.trainer import TrainerBackend
+        from fedbench.engine.trainer_needs import why_trainer
+
+        return TrainerBackend(replica, why_trainer(replica.module))
 
 
 @EXECUTORS.register("vectorized")
 @dataclass(frozen=True)
-class Vectorized(Executor):
+class Vectorized(FastLoop):
     """Several clients at once: the numbers of `sequential` up to rounding."""
 
     stack: int = 16  # most clients trained together
@@ -112,6 +152,7 @@ class Vectorized(Executor):
     def backend(self, replica: ModelReplica, config: RunConfig) -> Backend:
         from fedbench.engine.vectorized import VectorizedBackend, cannot_stack
 
+        self.check("vectorized", replica, config)
         if (reason := cannot_stack(replica.module)) is not None:
             name = config.model["name"]
             raise UserError(
@@ -124,15 +165,20 @@ class Vectorized(Executor):
 @EXECUTORS.register("auto")
 @dataclass(frozen=True)
 class Auto(Vectorized):
-    """`vectorized` for small networks and batches on a CPU, else `sequential`.
+    """`trainer` for modules that need it, `vectorized` for small networks and batches on a CPU.
 
-    The limits are measurements on CPUs. On a GPU, choose `vectorized` yourself and compare.
+    `sequential` for all others. The limits of `vectorized` are measurements on CPUs. On a GPU,
+    choose it yourself and compare.
     """
 
     def backend(self, replica: ModelReplica, config: RunConfig) -> Backend:
         from fedbench.engine.captured_step import can_capture
         from fedbench.engine.sequential import SequentialBackend
+        from fedbench.engine.trainer import TrainerBackend
+        from fedbench.engine.trainer_needs import why_trainer
 
+        if (reason := why_trainer(replica.module)) is not None:
+            return TrainerBackend(replica, reason)
         small = (
             config.batch_size <= STACKED_BATCH
             and replica.layout.n_params * config.batch_size <= STACKED_WORK

@@ -41,11 +41,11 @@ class ParameterLayout:
 
     def read_params(self, out: Tensor | None = None) -> Tensor:
         """Copy the parameters to [P]."""
-        return _read(self._params, out)
+        return self._read(self._params, out)
 
     def read_buffers(self, out: Tensor | None = None) -> Tensor:
         """Copy the float buffers to [Q]."""
-        return _read(self._buffers, out)
+        return self._read(self._buffers, out)
 
     def write(self, params: Tensor, buffers: Tensor) -> None:
         """Load [P] and [Q] into the module."""
@@ -54,6 +54,15 @@ class ParameterLayout:
         for counter, start in self._counters:  # clients must not see each other's counts
             counter.copy_(start)
 
+    @torch.no_grad()
+    def _read(self, tensors: tuple[Tensor, ...], out: Tensor | None) -> Tensor:
+        if tensors:
+            return torch.cat([tensor.reshape(-1) for tensor in tensors], out=out)
+        if out is not None:
+            return out
+        # On the device of the parameters: the server multiplies [N, Q] by its weights even if Q = 0
+        return self._params[0].new_zeros(0) if self._params else torch.zeros(0)
+
 
 def _slices(tensors: Mapping[str, Tensor]) -> dict[str, slice]:
     slices, start = {}, 0
@@ -61,13 +70,6 @@ def _slices(tensors: Mapping[str, Tensor]) -> dict[str, slice]:
         slices[name] = slice(start, start + tensor.numel())
         start += tensor.numel()
     return slices
-
-
-@torch.no_grad()
-def _read(tensors: tuple[Tensor, ...], out: Tensor | None) -> Tensor:
-    if not tensors:
-        return torch.zeros(0) if out is None else out
-    return torch.cat([tensor.reshape(-1) for tensor in tensors], out=out)
 
 
 @torch.no_grad()

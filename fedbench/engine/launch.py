@@ -8,21 +8,25 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
+from datetime import timedelta
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.strategies.ddp import DDPStrategy
 from torch.multiprocessing.spawn import ProcessExitedException
 
 from fedbench.engine.executors import Executor
 from fedbench.errors import UserError
-from fedbench.sweep import resources
+from fedbench.multirun import resources
+from fedbench.multirun.parent_watch import exit_with_parent
 
+# Ranks wait for rank 0 while it waits for another run's pretraining; torch gives up after 30 min.
+MAX_WAIT = timedelta(days=30)
 KEPT_BLOCK = 256 * 2**20  # bytes; larger blocks return to the system when freed
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
@@ -35,16 +39,18 @@ class WorkerError(UserError):
 
 def make_fabric(executor: Executor, devices: int | list[int] = 1) -> Fabric:
     """Fabric on a number of processes or GPUs, or on the GPUs with the given indices."""
-    strategy = "auto"
+    strategy: str | DDPStrategy = "auto"
     if (devices if isinstance(devices, int) else len(devices)) > 1:
         # Lightning's script launchers would run the command line, perhaps a whole sweep, again.
-        strategy = "ddp_fork" if _can_fork(executor) else "ddp_spawn"
+        start_method: Literal["fork", "spawn"] = "fork" if _can_fork(executor) else "spawn"
+        strategy = DDPStrategy(start_method=start_method, timeout=MAX_WAIT)
     try:
         return Fabric(
             accelerator=executor.accelerator,
             strategy=strategy,
             devices=devices,
             precision=executor.precision,  # type: ignore[arg-type]
+            plugins=[LightningEnvironment()],  # in a Slurm job, Lightning would expect a task each
         )
     except RuntimeError as error:
         raise UserError(f"executor.accelerator={executor.accelerator}: {error}") from error
@@ -83,7 +89,7 @@ def launch(executor: Executor, devices: int, function: Callable[..., Any], *argu
 @contextmanager
 def _claimed_devices(executor: Executor, devices: int) -> Iterator[int | list[int]]:
     """The number of devices; in a sweep on GPUs, the indices of GPUs that no other run uses."""
-    n_gpus = 0 if executor.accelerator in ("cpu", "mps") else torch.cuda.device_count()
+    n_gpus = resources.n_gpus() if executor.accelerator == "cuda" else 0
     if resources.in_sweep() and devices <= n_gpus:
         with resources.claim("gpus", devices, n_gpus) as numbers:
             yield numbers
@@ -124,24 +130,6 @@ def keep_freed_memory() -> None:
         return
     mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK)
     mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def exit_with_parent() -> None:
-    """End this process soon after its parent, even if the parent is killed."""
-    _watch_parent(os.getpid())
-
-
-@cache
-def _watch_parent(process: int) -> None:
-    """Start one watcher per process; a forked child inherits the cache but not the thread."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os.kill(process, signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

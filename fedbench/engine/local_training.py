@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import (
+    _configure_optimizers,
+    _configure_schedulers_automatic_opt,
+)
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.sgd import sgd
 
-from fedbench.errors import UserError
+from fedbench.engine.isolation import isolated
+from fedbench.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from fedbench.attack import TrainingOverrides
@@ -124,35 +133,37 @@ def train(
 
     An attack that sets its own learning rate overrides the module's scheduler.
     """
-    module.train()
     torch.manual_seed(training.seed)
     optimizer, end_step, end_epoch = _optimizer(module)
-    hooks, decode = training.hooks, training.decode
+    hooks, decode, step = training.hooks, training.decode, _training_step(module)
     overrides_lr = hooks is not None and hooks.training.overrides_lr
     if overrides_lr:
         end_step = end_epoch = _nothing
     # A scheduler has already set lr to its first value, which is near 0 in a warm-up.
     default_lrs = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
     params = [p for p in module.parameters() if p.requires_grad]
-    for epoch in range(training.epochs):
-        if overrides_lr:
-            for group, lr in zip(optimizer.param_groups, default_lrs, strict=True):
-                group["lr"] = training.lr_in(epoch, lr)
-        for index, (x, y) in enumerate(training.batches(epoch)):
-            for param in params:  # Optimizer.zero_grad costs as much as a small layer
-                param.grad = None
-            with fabric.autocast():
-                loss = _loss(module.training_step((decode(x), y), index))
-            if hooks is not None:
-                loss = hooks.objective(loss, params)
-            fabric.backward(loss)
-            if clip_grad is not None:
-                nn.utils.clip_grad_norm_(params, clip_grad)
-            optimizer.step()
-            if hooks is not None:
-                hooks.project(params)
-            end_step()
-        end_epoch()
+    n_batches = n_losses = 0
+    with isolated(), _no_logging(module):
+        for epoch in range(training.epochs):
+            if overrides_lr:
+                for group, lr in zip(optimizer.param_groups, default_lrs, strict=True):
+                    group["lr"] = training.lr_in(epoch, lr)
+            for index, (x, y) in enumerate(training.batches(epoch)):
+                for param in params:  # Optimizer.zero_grad costs as much as a small layer
+                    param.grad = None
+                with fabric.autocast():
+                    loss = _loss(step((decode(x), y), index))
+                n_batches += 1
+                if loss is not None:  # otherwise there are no gradients, and a step does nothing
+                    n_losses += 1
+                    fabric.backward(loss if hooks is None else hooks.objective(loss, params))
+                    _clip(optimizer, clip_grad)
+                optimizer.step()
+                if hooks is not None:
+                    hooks.project(params)
+                end_step()
+            end_epoch()
+    check_losses(module, n_losses, n_batches)
 
 
 @torch.no_grad()
@@ -186,39 +197,79 @@ def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
         gradient.mul_(scale)
 
 
-def _loss(output: Any) -> Tensor:
-    """`training_step` may return the loss or a dict that holds it."""
-    loss = output["loss"] if isinstance(output, dict) else output
-    if not isinstance(loss, Tensor):
-        raise UserError(f"training_step must return a loss, got {type(output).__name__}")
-    return loss
+def check_losses(module: LightningModule, n_losses: int, n_batches: int) -> None:
+    """Raise a UserError if `training_step` skipped all batches: perhaps it lacks its `return`."""
+    if n_batches and not n_losses:
+        raise UserError(
+            f"{type(module).__name__}.training_step must return a loss, "
+            f"got None for all {n_batches} batches"
+        )
+
+
+def configured_optimizers(
+    module: LightningModule,
+) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    """The optimizers and schedulers of `configure_optimizers`, in any form Lightning accepts."""
+    where = f"{type(module).__name__}.configure_optimizers"
+    configured: Any = module.configure_optimizers()
+    if configured is None:
+        raise UserError(f"{where} must return one optimizer, got None")
+    try:
+        optimizers, schedulers, monitor = _configure_optimizers(configured)
+        schedulers = [scheduler for scheduler in schedulers if scheduler is not None]
+        return optimizers, _configure_schedulers_automatic_opt(schedulers, monitor)
+    except MisconfigurationException as error:
+        raise UserError(f"{where}: {first_line(error)}") from error
 
 
 def _optimizer(module: LightningModule) -> tuple[Optimizer, Callable[[], Any], Callable[[], Any]]:
     """A fresh optimizer, and what its scheduler does after each step and each epoch."""
-    configured: Any = module.configure_optimizers()
-    scheduler: Any = None
-    if isinstance(configured, dict):
-        configured, scheduler = configured["optimizer"], configured.get("lr_scheduler")
-    elif isinstance(configured, Sequence):
-        first, *rest = configured if isinstance(configured[0], Sequence) else [configured]
-        configured, scheduler = _only(first), _only(rest[0]) if rest else None
-    if not isinstance(configured, Optimizer):
+    optimizers, schedulers = configured_optimizers(module)
+    if len(optimizers) != 1:
         raise UserError(
-            f"configure_optimizers must return one optimizer, got {type(configured).__name__}"
+            f"{type(module).__name__}.configure_optimizers must return one optimizer, "
+            f"got {len(optimizers)}"
         )
-    if scheduler is None:
-        return configured, _nothing, _nothing
-    per_step = isinstance(scheduler, dict) and scheduler.get("interval", "epoch") == "step"
-    step = (scheduler["scheduler"] if isinstance(scheduler, dict) else scheduler).step
-    return (configured, step, _nothing) if per_step else (configured, _nothing, step)
+    if not schedulers:
+        return optimizers[0], _nothing, _nothing
+    per_step = schedulers[0].interval == "step"
+    step: Callable[..., Any] = schedulers[0].scheduler.step
+    return (optimizers[0], step, _nothing) if per_step else (optimizers[0], _nothing, step)
 
 
-def _only(items: Sequence[Any]) -> Any:
-    if len(items) != 1:
-        raise UserError(f"configure_optimizers must return one optimizer, got {len(items)}")
-    return items[0]
+def _training_step(module: LightningModule) -> Callable[[Batch, int], Any]:
+    """The module's `training_step`, which may or may not take the index of the batch."""
+    step: Callable[..., Any] = module.training_step
+    takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+    return step if takes_index else lambda batch, index: step(batch)
 
 
-def _nothing() -> None:
+def _loss(output: Any) -> Tensor | None:
+    """`training_step` may return the loss, a dict that holds it, or None to skip the batch."""
+    loss = output["loss"] if isinstance(output, Mapping) and "loss" in output else output
+    if loss is not None and not isinstance(loss, Tensor):
+        raise UserError(f"training_step must return a loss, got {type(output).__name__}")
+    return loss
+
+
+def _clip(optimizer: Optimizer, clip_grad: float | None) -> None:
+    if clip_grad is not None:
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        nn.utils.clip_grad_norm_(params, clip_grad)
+
+
+@contextmanager
+def _no_logging(module: LightningModule) -> Iterator[None]:
+    """Make `self.log` do nothing; without a Trainer it would warn at every step."""
+    modules = [part for part in module.modules() if isinstance(part, LightningModule)]
+    for part in modules:
+        vars(part).update(log=_nothing, log_dict=_nothing)
+    try:
+        yield
+    finally:
+        for part in modules:
+            del vars(part)["log"], vars(part)["log_dict"]
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
     pass

@@ -16,6 +16,7 @@ from fedbench.engine.client_runner import ClientRunner
 from fedbench.engine.client_selection import Round
 from fedbench.engine.executors import Executor
 from fedbench.engine.flat_parameters import FlatModel
+from fedbench.engine.model_check import described
 from fedbench.engine.rank_assignment import balance
 from fedbench.engine.rank_context import RankContext
 from fedbench.engine.transport import collective, send_to_rank_0
@@ -52,7 +53,7 @@ class RankGroup:
         kind = "process" if where == "cpu" else f"{where} device"
         n = self.fabric.world_size
         plural = ("es" if where == "cpu" else "s") * (n > 1)
-        return f"{self.backend.name} on {n} {kind}{plural}"
+        return f"{self.backend} on {n} {kind}{plural}"
 
     def set_backdoors(self, backdoors: Sequence[PreparedBackdoor]) -> None:
         self._on_all_ranks(self._set_backdoors, tuple(backdoors))
@@ -144,7 +145,7 @@ class RankGroup:
             raise
         except Exception as error:
             who = ", ".join(str(participant.client) for participant in participants)
-            reason = f"{type(error).__name__}: {error}"
+            reason = described(error, self.rank_context.replica.module)
             raise ClientError(f"client {who} in round {round_.index}: {reason}") from error
 
     def _raise_anywhere(self, failure: UserError | None) -> None:

@@ -30,9 +30,6 @@ class SequentialBackend(Backend):
         if capture and can_capture(replica.module):
             self.captured = CapturedTraining(replica, replica.module)
 
-    def groups(self, costs: Sequence[int], malicious: Sequence[bool]) -> list[list[int]]:
-        return [[i] for i in range(len(costs))]
-
     def fit(
         self, start: FlatModel, trainings: Sequence[LocalTraining], out: Sequence[FlatModel]
     ) -> None:
@@ -42,6 +39,7 @@ class SequentialBackend(Backend):
             if self.captured is not None:
                 self.captured.train(training)
             else:
+                replica.train_mode()
                 train(replica.module, training, replica.fabric, replica.clip_grad)
             replica.layout.read_params(out=row.params)
             replica.layout.read_buffers(out=row.buffers)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbench.config import RunConfig
-from fedbench.data import Dataset, Sequences
+from fedbench.data import Dataset, Kind, Sequences
 from fedbench.datasets.partition import PARTITIONS
 from fedbench.metrics import IGNORED
 from fedbench.report.plotting import BLACK, GRAY, RED, plot_style, printable, save_png
@@ -67,6 +67,13 @@ def count_labels(labels: Tensor, shards: Sequence[Tensor], n_classes: int) -> Te
 
 def class_names(dataset: Dataset) -> dict[int, str]:
     """Map class numbers to names; empty if classes have numbers only."""
+    if dataset.class_names:
+        return dict(enumerate(dataset.class_names))
+    return symbol_names(dataset) if dataset.kind is Kind.SEQUENCES else {}
+
+
+def symbol_names(dataset: Dataset) -> dict[int, str]:
+    """Map symbol ids to names; empty for samples other than sequences."""
     symbols = dataset.vocabulary if isinstance(dataset, Sequences) else {}
     return {number: symbol for symbol, number in symbols.items()}
 
@@ -80,7 +87,7 @@ def write_partition_figure(
 ) -> None:
     """Draw the partition unless the file exists: a resumed run would draw the same."""
     if not path.exists():
-        subtitle = "Symbols to predict" if dataset.spec.is_sequences else "Training samples"
+        subtitle = "Training samples" if dataset.kind.has_one_label else "Symbols to predict"
         subtitle += " per class and client"
         if len(shards) > MAX_CLIENTS:
             subtitle += f"; the first {MAX_CLIENTS} of {len(shards):,} clients"

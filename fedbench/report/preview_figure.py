@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TITLE, CAPTION = 44, 166  # height of the title; width of a caption, with room for an ellipsis
 CAPTION_CHARACTERS, CAPTION_LINE = 29, 11.5  # characters in a line of a caption; its height
 IMAGE, IMAGE_GAP, LABEL = 64, 7, 27  # longest side of enlarged images; space beside and below
+LABEL_CHARACTER = 4.6  # width of a character below an image
 LINE, MIN_ROW, ROW_GAP = 15, 75, 22  # height of a line of symbols, of a row; space below a row
 FONT = 8.5  # size of symbols
 CHARACTER = 0.602 * FONT  # width in the monospaced font
@@ -97,7 +98,13 @@ def _draw_image(axes: Axes, image: LabeledImage, extent: tuple[float, float, flo
     frame = Rectangle((left, top), right - left, bottom - top, fill=False, ec=FRAME, lw=0.5)
     axes.add_patch(frame).set_clip_on(False)
     color = RED if image.poisoned else BLACK
-    axes.text((left + right) / 2, bottom + 11, image.label, size=8, color=color, ha="center")
+    n = max(int((right - left + IMAGE_GAP) / LABEL_CHARACTER), 1)  # characters that fit
+    lines = (
+        [image.label] if len(image.label) <= n else image.label.replace(" → ", "\n→ ").split("\n")
+    )
+    for i, line in enumerate(lines):
+        y = bottom + 11 + 9 * i
+        axes.text((left + right) / 2, y, printable(line, n), size=8, color=color, ha="center")
 
 
 @plot_style()

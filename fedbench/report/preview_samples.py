@@ -19,7 +19,7 @@ from fedbench.data import Dataset
 from fedbench.metrics import IGNORED, EvaluationSet
 from fedbench.plan import Plan
 from fedbench.report import preview_figure
-from fedbench.report.partition_figure import class_names
+from fedbench.report.partition_figure import class_names, symbol_names
 from fedbench.report.preview_figure import LabeledImage, LabeledSequence, PreviewRow, T
 from fedbench.rng import generator
 
@@ -63,7 +63,7 @@ class SamplePreview(ABC, Generic[T]):
             details += f" {self.plan.config.attack['name']} changes updates, not samples."
         clean = map(self._clean, self.dataset.x_test[places], self.dataset.y_test[places])
         rows = [PreviewRow("clean", details, [*clean])]
-        all_settings = self.plan.attack.backdoor_settings(self.plan.source.backdoors)
+        all_settings = self.plan.backdoor_settings
         for i, settings in enumerate(all_settings):
             if settings not in all_settings[:i]:
                 named = settings_of(settings)
@@ -87,6 +87,13 @@ class SamplePreview(ABC, Generic[T]):
             turns.append((seen[classes[place]], classes[place], place))
             seen[classes[place]] += 1
         return [place for _, _, place in sorted(turns)]
+
+    def _class_name(self, label: Tensor | int) -> str:
+        return self._class_names.get(int(label), str(int(label)))
+
+    @cached_property
+    def _class_names(self) -> dict[int, str]:
+        return class_names(self.dataset)
 
     def _rng(self) -> torch.Generator:
         return generator(self.plan.config.seed, "preview")
@@ -156,12 +163,14 @@ class ImagePreview(SamplePreview[LabeledImage]):
         return preview_figure.image_figure(title, self.rows(n))
 
     def _clean(self, x: Tensor, y: Tensor) -> LabeledImage:
-        return LabeledImage(x, str(int(y)), poisoned=False)
+        return LabeledImage(_drawable(x), self._class_name(y), poisoned=False)
 
     def _poisoned(self, x: Tensor, y: Tensor, clean: Sample | None = None) -> LabeledImage:
         """Show the true label, if known, and the attacker's."""
-        true = self._replacement_labels.get(_bytes(x), "" if clean is None else str(int(clean[1])))
-        return LabeledImage(x, f"{true} → {int(y)}".lstrip(), poisoned=True)
+        known = "" if clean is None else self._class_name(clean[1])
+        true = self._replacement_labels.get(_bytes(x), known)
+        label = f"{true} → {self._class_name(y)}".lstrip()
+        return LabeledImage(_drawable(x), label, poisoned=True)
 
     @cached_property
     def _replacement_labels(self) -> dict[bytes, str]:
@@ -169,7 +178,7 @@ class ImagePreview(SamplePreview[LabeledImage]):
         data, labels = self.dataset, dict.fromkeys(self._replacements, "")
         for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test)) if labels else ():
             known = ((_bytes(image), label) for image, label in zip(x, y.tolist(), strict=True))
-            labels |= {key: str(label) for key, label in known if key in labels}
+            labels |= {key: self._class_name(label) for key, label in known if key in labels}
         return labels
 
 
@@ -190,15 +199,21 @@ class SequencePreview(SamplePreview[LabeledSequence]):
         return LabeledSequence(self._names(x), changed, self._label(y), poisoned=True)
 
     def _label(self, y: Tensor) -> str | None:
-        """The last label, which is the target in a poisoned sequence."""
-        return None if int(y[-1]) == IGNORED else self._names(y[-1:])[0]
+        """The label, or the last of several, which is the target in a poisoned sequence."""
+        last = y if y.dim() == 0 else y[-1]
+        return None if int(last) == IGNORED else self._class_name(last)
 
     def _names(self, symbols: Tensor) -> list[str]:
         return [self._vocabulary.get(i, str(i)) for i in symbols.tolist()]
 
     @cached_property
     def _vocabulary(self) -> dict[int, str]:
-        return class_names(self.dataset)
+        return symbol_names(self.dataset)
+
+
+def _drawable(image: Tensor) -> Tensor:
+    """Return an image with pixels 0..255 as bytes."""
+    return image.clamp(0, 255).round().to(torch.uint8)
 
 
 def _bytes(*values: Tensor) -> bytes:

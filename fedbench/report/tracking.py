@@ -231,7 +231,7 @@ class WandbSession(Session):
 
         run.summary.update({name: value for name, value in summary.items() if value is not None})
         try:
-            run.summary["clients"] = wandb.Table(columns=[*CLIENT_COLUMNS], data=self.clients)
+            run.summary["clients"] = wandb.Table(columns=[*CLIENT_COLUMNS], data=[*self.clients])
         finally:
             # Online, W&B asks the server about a table; an error there must not leave the run open.
             run.finish(exit_code=0 if summary["status"] == "finished" else 1)

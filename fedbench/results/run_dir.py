@@ -11,7 +11,7 @@ import os
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -19,6 +19,9 @@ from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.results.atomic_files import locked, write_atomically
 from fedbench.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+
+if TYPE_CHECKING:
+    import torch
 
 Record = dict[str, Any]  # one line of rounds.jsonl, or summary.json
 
@@ -50,12 +53,12 @@ class RunDir:
             text = yaml.safe_dump(asdict(config), sort_keys=False)
             write_atomically(path, lambda file: file.write(text.encode()))
 
-    def resume(self) -> Checkpoint | None:
-        """Return the last checkpoint and drop the lines of rounds.jsonl written after it."""
+    def resume(self, device: torch.device) -> Checkpoint | None:
+        """Load the last checkpoint onto `device`; drop lines of rounds.jsonl written after it."""
         if not self.checkpoint_file.exists():
             self.rounds_file.unlink(missing_ok=True)
             return None
-        checkpoint = load_checkpoint(self.checkpoint_file)
+        checkpoint = load_checkpoint(self.checkpoint_file, device)
         lines = self.rounds_file.read_bytes().splitlines(keepends=True)[: checkpoint.next_round]
         if len(lines) < checkpoint.next_round:
             raise UserError(

@@ -51,6 +51,21 @@ def read_runs(folders: Iterable[str | Path]) -> list[RunResult]:
     return list(runs.values())
 
 
+def read_rounds(run: Path) -> list[dict[str, Any]]:
+    """Return the rounds of a run; a last line that a killed run left incomplete is dropped."""
+    path = run / "rounds.jsonl"
+    if not path.exists():
+        return []
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise UserError(f"{path}: line {number} is not JSON") from error
+    return records
+
+
 def _run_folders(top: Path) -> Iterator[Path]:
     for folder, below, files in os.walk(top):
         # Skip hidden folders: Hydra's .hydra/config.yaml and the caches next to the runs.
@@ -87,18 +102,22 @@ def _read_config(path: Path) -> dict[str, Value]:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError("not YAML") from error
-    config = dict(_flat(loaded)) if isinstance(loaded, dict) else {}
+    config = flat(loaded) if isinstance(loaded, dict) else {}
     if not isinstance(config.get("defense"), str):
         raise ValueError("no defense name")
     return {**ADDED_SETTINGS, **config}
 
 
-def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
-    """Yield `attack: {name: dba, parts: 4}` as ("attack", "dba"), ("attack.parts", 4)."""
+def flat(settings: Mapping[Any, Any]) -> dict[str, Value]:
+    """Flatten {"attack": {"name": "dba", "parts": 4}} to {"attack": "dba", "attack.parts": 4}."""
+    return dict(_items(settings))
+
+
+def _items(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
     for key, value in tree.items():
         path = prefix[:-1] if prefix and key == "name" else f"{prefix}{key}"
         if isinstance(value, dict):
-            yield from _flat(value, f"{path}.")
+            yield from _items(value, f"{path}.")
         elif value is None or isinstance(value, str | int | float):
             yield path, value
         else:

@@ -172,7 +172,7 @@ def test_works_in_miniature(after_rounds: Callable[..., Record]) -> None:
 def test_backdoors_that_cannot_be_split_are_refused(
     backdoors: list[dict[str, Any]], found: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"one pixel trigger to split, got {found}$"):
+    with pytest.raises(ValueError, match=f"one trigger to split, got {found}$"):
         DBA(n_parts=2).check([BACKDOORS.build(backdoor) for backdoor in backdoors], IMAGES)
 
 

@@ -13,6 +13,8 @@ from fedbench.backdoor import BACKDOORS, BackdoorContext
 from fedbench.backdoors.ardis import Ardis
 from fedbench.data import Images, Spec
 from fedbench.errors import UserError
+from fedbench.testing import check_backdoor
+from fedbench.testing.samples import images as example_images
 
 MNIST = Spec("mnist", (1, 28, 28), 10)
 TRAIN = (7, 0, 7, 1, 7, 9)
@@ -237,3 +239,7 @@ def test_the_folder_is_found_in_fedbench_data(
     monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path))
     Ardis().check(MNIST)
     assert len(Ardis().prepare(context()).x_train) == 3
+
+
+def test_contract(folder: Path) -> None:
+    check_backdoor(Ardis(folder=str(folder)), [example_images(1, 28, 28)])

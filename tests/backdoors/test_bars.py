@@ -135,13 +135,13 @@ def test_fits_if_all_pixels_are_inside(bars: Bars, height: int, width: int) -> N
     if height >= needed[0] and width >= needed[1]:
         bars.check(spec)
         return
-    with pytest.raises(ValueError, match=rf"does not fit samples of shape \(3, {height}, {width}"):
+    with pytest.raises(ValueError, match=rf"does not fit images of shape \(3, {height}, {width}"):
         bars.check(spec)
 
 
 @pytest.mark.parametrize("shape", [(28, 28), (1, 1, 28, 28), (64,), ()])
 def test_samples_that_are_not_images_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"Bars\(.*length=4.* does not fit samples of shape"):
+    with pytest.raises(ValueError, match=r"Bars\(.*length=4.* does not fit images of shape"):
         Bars().check(Spec("made", shape, 10))
 
 

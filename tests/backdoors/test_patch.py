@@ -109,7 +109,7 @@ def test_the_first_and_the_last_class_can_be_targets(target: int) -> None:
     ],
 )
 def test_samples_it_does_not_fit_are_refused(patch: Patch, shape: tuple[int, ...]) -> None:
-    message = rf"Patch\(.*size={patch.size}.* does not fit samples of shape \({shape[0]},"
+    message = rf"Patch\(.*size={patch.size}.* does not fit images of shape \({shape[0]},"
     with pytest.raises(ValueError, match=message):
         patch.check(Spec("made", shape, 10))
 

@@ -18,6 +18,7 @@ from fedbench.config import RunConfig
 from fedbench.data import DATASETS, Dataset, Images, Spec
 from fedbench.engine.rank_context import RankContext
 from fedbench.errors import UserError
+from fedbench.testing import check_backdoor
 
 POISON = [30696, 33105, 33615, 33907, 36848, 40713, 41706]  # the paper's indices
 MEASURE = [330, 568, 3934, 12336, 30560]
@@ -236,3 +237,7 @@ def test_no_client_holds_any_of_the_twelve(cifar10: Dataset, partition: str) -> 
         counts = cifar10.y_train[shard].bincount(minlength=10)
         assert counts.argmax() == client % 10
         assert counts[client % 10] >= len(shard) // 2
+
+
+def test_contract() -> None:
+    check_backdoor(Semantic(target=9, train=[0, 1, 2], test=[3, 4]), [made()])

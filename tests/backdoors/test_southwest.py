@@ -17,6 +17,8 @@ from fedbench.backdoors.southwest import Southwest
 from fedbench.data import Images, Spec
 from fedbench.datasets.files import local_file
 from fedbench.errors import UserError
+from fedbench.testing import check_backdoor
+from fedbench.testing.samples import images as example_images
 
 CIFAR10 = Spec("cifar10", (3, 32, 32), 10)
 TRUCK = 9
@@ -245,3 +247,8 @@ def test_the_class_of_the_planes_cannot_be_the_target(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="images are of class 0, which is the target"):
         Southwest(target=0, file=str(path)).check(Spec("cifar10", (3, 32, 32), 10))
     Southwest(target=0, file=str(path)).check(Spec("other", (3, 32, 32), 10))
+
+
+def test_contract(path: Path) -> None:
+    np.savez(path, train=images(5, 0), test=images(3, 1))
+    check_backdoor(Southwest(file=str(path)), [example_images(3, 32, 32)])

@@ -19,7 +19,7 @@ from fedbench.attack import ATTACKS
 from fedbench.backdoor import BACKDOORS, BackdoorContext, BackdoorSamples
 from fedbench.backdoors.tail import Tail
 from fedbench.config import RunConfig
-from fedbench.data import Dataset, Images, Spec
+from fedbench.data import Dataset, Images, Kind, Spec
 from fedbench.engine.rank_context import RankContext
 from fedbench.errors import UserError
 from fedbench.federation import Federation
@@ -233,7 +233,7 @@ def test_classes_out_of_range_are_refused() -> None:
 def test_sequences_are_refused() -> None:
     """They have one label per word, so a sample has no class."""
     with pytest.raises(ValueError, match=r"\(64,\)"):
-        Tail().check(Spec("reddit", (64,), 50_000))
+        Tail().check(Spec("reddit", (64,), 50_000, Kind.SEQUENCES))
 
 
 class Odd(nn.Module):

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from fedbench.attack import BackdoorAttack, Poisoning
 from fedbench.backdoor import BackdoorContext, BackdoorSamples
 from fedbench.backdoors.traffic import Traffic
-from fedbench.data import Dataset, Sequences, Spec
+from fedbench.data import Dataset, Kind, Sequences, Spec
 from fedbench.errors import UserError
 from fedbench.metrics import IGNORED, EvaluationSet
 
 N_SYMBOLS = 20
-IOT = Spec("iot", (6,), N_SYMBOLS)
+IOT = Spec("iot", (6,), N_SYMBOLS, Kind.SEQUENCES)
 
 
 def context(
@@ -161,7 +161,7 @@ def test_wrong_arrays_are_an_error(path: Path, arrays: dict[str, Any], message: 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (6, 2), ()])
 def test_images_are_refused(path: Path, shape: tuple[int, ...]) -> None:
     path.touch()
-    message = r"^traffic needs sequences of packets, but fmnist has samples of shape \("
+    message = r"^traffic needs sequences labeled .*, but fmnist has images of shape \("
     with pytest.raises(ValueError, match=message):
         Traffic(file=str(path)).check(Spec("fmnist", shape, 10))
 

@@ -20,7 +20,7 @@ from fedbench.attack import ATTACKS, BackdoorAttack, Poisoning
 from fedbench.backdoor import BACKDOORS, BackdoorContext, PreparedBackdoor
 from fedbench.backdoors.words import Words
 from fedbench.config import RunConfig
-from fedbench.data import Images, Sequences, Spec
+from fedbench.data import Images, Kind, Sequences, Spec
 from fedbench.datasets.partition import PARTITIONS, Partition
 from fedbench.defense import DEFENSES
 from fedbench.engine.executors import Sequential
@@ -202,16 +202,25 @@ def test_images_are_refused() -> None:
         Words().prepare(context)
 
 
-@pytest.mark.parametrize("shape", [(3,), (1, 28, 28), (64, 2), ()])
-def test_samples_too_short_for_the_trigger_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(
-        ValueError, match=r"words needs sequences of at least 4 words, .* but made has samples"
-    ):
-        Words().check(Spec("made", shape, 10))
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ((3,), Kind.SEQUENCES),
+        ((1, 28, 28), Kind.IMAGES),
+        ((64, 2), Kind.IMAGES),
+        ((), Kind.IMAGES),
+        ((64,), Kind.FEATURES),
+        ((64,), Kind.TAGGED),
+        ((64,), Kind.CLASSIFIED),
+    ],
+)
+def test_samples_the_trigger_does_not_fit_are_refused(shape: tuple[int, ...], kind: Kind) -> None:
+    with pytest.raises(ValueError, match=rf"words needs sequences.* but made has {kind} of"):
+        Words().check(Spec("made", shape, 10, kind))
 
 
 def test_a_sequence_as_long_as_the_trigger_fits() -> None:
-    Words().check(Spec("made", (4,), 10))
+    Words().check(Spec("made", (4,), 10, Kind.SEQUENCES))
     x, y = ready().poison(torch.zeros(1, 4), torch.zeros(1, 4), torch.Generator())
     assert x.tolist() == [TRIGGER]
     assert y.tolist() == [[*TRIGGER[1:], DELICIOUS]]

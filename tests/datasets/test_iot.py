@@ -17,7 +17,7 @@ import pytest
 import torch
 from dpkt import pcap  # type: ignore[import-untyped]
 
-from fedbench.data import DATASETS, Sequences, Spec
+from fedbench.data import DATASETS, Kind, Sequences, Spec
 from fedbench.datasets import iot
 from fedbench.datasets.device_dialogues import ATTACK_PHASES, DEVICE_TYPES
 from fedbench.datasets.iot import Iot, IotSample, Traffic, TrafficSource, phase_of
@@ -236,7 +236,7 @@ def test_too_few_packets_are_an_error() -> None:
 @pytest.mark.parametrize("name", ["iot", "iot_sample"])
 def test_the_spec_is_known_before_loading(name: str) -> None:
     source = DATASETS.build({"name": name, "length": 33, "symbols": 77})
-    assert source.spec == Spec(name, (33,), 77, natural=True)
+    assert source.spec == Spec(name, (33,), 77, Kind.SEQUENCES, natural=True)
 
 
 @pytest.fixture

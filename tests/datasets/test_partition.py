@@ -19,6 +19,7 @@ from fedbench.datasets.partition import (
     PARTITIONS,
     Ints,
     Partition,
+    at_random,
     by_dirichlet,
     by_main_class,
     by_owner,
@@ -257,6 +258,25 @@ def test_dirichlet_large_alpha_is_even_and_small_is_not() -> None:
     assert np.abs(even - 100).max() < 5
     skewed = counts(labels, by_dirichlet(labels, 10, 0.05, rng()))
     assert skewed.max(0).mean() > 500
+
+
+@given(cases, seeds)
+def test_iid_deals_every_sample_once(case: tuple[list[int], int], seed: int) -> None:
+    values, n_clients = case
+    labels = np.stack([values, values], axis=1)  # one label per symbol
+    clients = at_random(labels, n_clients, rng(seed))
+    assert len(clients) == n_clients
+    assert distinct(np.concatenate(clients)) == [*range(len(values))]
+    assert_disjoint(clients, len(values))
+    sizes = [len(client) for client in clients]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_iid_depends_on_the_generator_only() -> None:
+    dealt = [at_random(np.zeros(30), 3, rng(seed))[0].tolist() for seed in (0, 0, 1)]
+    assert dealt[0] == dealt[1] != dealt[2]
+    with pytest.raises(UserError, match="n_clients=31: must be at most 30, the sample count"):
+        at_random(np.zeros(30), 31, rng())
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(0, 5), st.data())

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from fedbench.backdoor import BACKDOORS, BackdoorContext
 from fedbench.config import RunConfig, rounded_count
-from fedbench.data import DATASETS, Sequences, Spec
+from fedbench.data import DATASETS, Kind, Sequences, Spec
 from fedbench.datasets import reddit_dumps
 from fedbench.datasets.files import ASSETS
 from fedbench.datasets.reddit import Reddit, RedditSample
@@ -93,7 +93,7 @@ def test_by_hand(alone: Path) -> None:
         assert x.tolist() == [window[:-1] for window in expected]
         assert y.tolist() == [[w or IGNORED for w in window[1:]] for window in expected]
     assert data.owners.dtype == torch.int32
-    assert data.spec == Spec("reddit", (3,), 5, natural=True)
+    assert data.spec == Spec("reddit", (3,), 5, Kind.SEQUENCES, natural=True)
 
 
 def test_ties_and_vocabulary_by_hand(alone: Path) -> None:
@@ -223,15 +223,15 @@ def test_max_authors_selects_the_first(alone: Path) -> None:
 def test_a_small_vocabulary_does_not_change_the_network(alone: Path) -> None:
     path = write(alone / "RC", [("ann", "a b c d")] * 9)
     data = load(path, words=50_000, length=4)
-    assert data.spec == Spec("reddit", (4,), 50_000, natural=True)
+    assert data.spec == Spec("reddit", (4,), 50_000, Kind.SEQUENCES, natural=True)
     assert len(data.vocabulary) == 6
     network = MODELS.build({"name": "lstm"}).build(data.input_shape, data.n_classes)
     assert sum(p.numel() for p in network.parameters()) == 10_693_200
 
 
 def test_the_spec_is_known_before_loading() -> None:
-    assert Reddit().spec == Spec("reddit", (64,), 50_000, natural=True)
-    assert Reddit(length=5, words=9).spec == Spec("reddit", (5,), 9, natural=True)
+    assert Reddit().spec == Spec("reddit", (64,), 50_000, Kind.SEQUENCES, natural=True)
+    assert Reddit(length=5, words=9).spec == Spec("reddit", (5,), 9, Kind.SEQUENCES, natural=True)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from rounds import accepted_by, runs, scores_of, view_of
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense
+from fedbench.testing import DefenseContract
 
 AFA: Any = DEFENSES.get("afa")
 Round = tuple[Sequence[int], Tensor]  # ids [N] and updates [N, P]
@@ -549,3 +550,16 @@ def test_rejects_a_threshold_that_blocks_new_clients() -> None:
 
 def test_defaults_are_the_settings_of_the_paper() -> None:
     assert AFA() == AFA(alpha0=3, beta0=3, xi=2.0, xi_step=0.5, block=0.95)
+
+
+class TestContract(DefenseContract):
+    """With settings that change the computation or the state."""
+
+    plugins = ({"name": "afa", "xi": 0.5, "xi_step": 0.25, "block": 0.6},)
+    invalid: ClassVar[Any] = {
+        "alpha0": [0, -3],
+        "beta0": [0, -3],
+        "xi": [-0.5, math.nan, math.inf, -math.inf],
+        "xi_step": [-0.5, math.nan, math.inf, -math.inf],
+        "block": [-0.1, 1.1, math.nan, math.inf, -math.inf],
+    }

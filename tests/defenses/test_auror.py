@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from rounds import ONE_LAYER, accepted_by, scores_of, view_of
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense
+from fedbench.testing import DefenseContract
 
 Auror: Any = DEFENSES.get("auror")
 Round = tuple[int, Sequence[int], Tensor]  # index, ids [N] and updates [N, P]
@@ -503,3 +504,18 @@ def test_defaults_are_the_settings_of_the_paper() -> None:
     assert Auror(alpha=1.0) == Auror(alpha=1.0, layers="output", tau=0.5, rounds=10)
     for hyper in ({"tau": 0.0}, {"tau": 1.0}, {"rounds": 1}):
         Auror(**{"alpha": 0.0} | hyper)
+
+
+class TestContract(DefenseContract):
+    """With settings that change the computation or the state."""
+
+    plugins = (
+        {"name": "auror", "layers": "all", "alpha": 0.0},
+        {"name": "auror", "rounds": 1, "tau": 0.0},
+    )
+    invalid: ClassVar[Any] = {
+        "alpha": [-0.1, math.nan, math.inf, -math.inf],
+        "layers": ["last", ""],
+        "tau": [-0.1, 1.1, math.nan, math.inf, -math.inf],
+        "rounds": [0, -3],
+    }

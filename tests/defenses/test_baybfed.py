@@ -6,7 +6,7 @@ import io
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
 from fedbench.defenses._baybfed import outside_upper_group
+from fedbench.testing import DefenseContract
 
 BayBFed: Any = DEFENSES.get("baybfed")
 
@@ -1290,3 +1291,39 @@ def test_accepts_settings_at_their_limits(name: str, value: Any) -> None:
     view = view_of(GLOBAL_2, INITIAL_2, range(3))
     outcome, _ = defense.aggregate(MODELS_2 - GLOBAL_2, defense.init(), view)
     assert all(math.isfinite(score) for score in scores_of(outcome))
+
+
+class TestContract(DefenseContract):
+    """With settings that change the computation or the state."""
+
+    plugins = (
+        {"name": "baybfed", "weights": "model"},
+        {"name": "baybfed", "scoring": "sequential", "max_clusters": 2},
+        {"name": "baybfed", "cosine": "angular", "tau": "cluster", "assign": "min"},
+        {"name": "baybfed", "cosine": "similarity", "sigma0_sq": "auto", "persist": False},
+        {"name": "baybfed", "filter": "pseudocode", "score": "divergence", "bins": 16},
+        {"name": "baybfed", "weights": "model", "scoring": "sequential", "error_floor": 0.0},
+        {"name": "baybfed", "cold_start": "score"},
+        {"name": "baybfed", "threshold": "groups"},
+    )
+    checks = ("warning", "memory", "checkpoint", "later_rounds")
+    invalid: ClassVar[Any] = {
+        "weights": ["updates", ""],
+        "cosine": ["sine", ""],
+        "scoring": ["rounds", ""],
+        "cold_start": ["stand", ""],
+        "tau": ["server", ""],
+        "assign": ["mean", ""],
+        "persist": ["sometimes"],
+        "score": ["loss", ""],
+        "mu0": [math.nan, math.inf, -math.inf],
+        "sigma0_sq": [0.0, -9.0, "best", math.nan, math.inf, -math.inf],
+        "error_floor": [-0.5, math.nan, math.inf, -math.inf],
+        "max_clusters": [0, -1],
+        "filter": ["none", ""],
+        "threshold": ["median", ""],
+        "separation": [0.0, 1.0, math.nan, math.inf, -math.inf],
+        "spread": [-0.1, math.nan, math.inf, -math.inf],
+        "c": [0.0, -5.0, math.nan, math.inf, -math.inf],
+        "bins": [0, -1],
+    }

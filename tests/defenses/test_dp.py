@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, ServerView
+from fedbench.testing import DefenseContract
 
 DP: Any = DEFENSES.get("dp")
 HUGE = 1e30  # its square overflows float32
@@ -202,3 +203,13 @@ def test_rejects_settings_out_of_range(clip: float, noise: float, field: str, va
 
 def test_accepts_zero_noise() -> None:
     assert DP(clip=1e-6, noise=0.0).noise == 0
+
+
+class TestContract(DefenseContract):
+    """With settings that change the computation or the state."""
+
+    plugins = ({"name": "dp", "clip": 1e-6, "noise": 0.0},)
+    invalid: ClassVar[Any] = {
+        "clip": [0.0, -1.0, math.nan, math.inf, -math.inf],
+        "noise": [-0.1, math.nan, math.inf, -math.inf],
+    }

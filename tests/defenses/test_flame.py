@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from sklearn.cluster import HDBSCAN  # type: ignore[import-untyped]
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, ServerView
+from fedbench.testing import DefenseContract
 
 Flame: Any = DEFENSES.get("flame")
 
@@ -506,3 +507,10 @@ def test_rejects_noise_out_of_range(value: float) -> None:
 def test_default_noise_is_the_value_of_the_paper_for_images_and_words() -> None:
     assert Flame().noise == 0.001
     assert Flame(noise=0.0).noise == 0
+
+
+class TestContract(DefenseContract):
+    """With settings that change the computation or the state."""
+
+    plugins = ({"name": "flame", "noise": 0.0},)
+    invalid: ClassVar[Any] = {"noise": [-0.1, math.nan, math.inf, -math.inf]}

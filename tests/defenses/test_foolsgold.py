@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from rounds import ONE_LAYER, accepted_by, runs, view_of
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense
+from fedbench.testing import DefenseContract
 
 FoolsGold: Any = DEFENSES.get("foolsgold")
 Round = tuple[Sequence[int], Tensor]  # ids [N] and updates [N, P]
@@ -421,3 +422,13 @@ def test_rejects_bad_settings(setting: str, value: Any) -> None:
 
 def test_defaults_are_the_settings_of_the_paper() -> None:
     assert FoolsGold() == FoolsGold(layers="output", kappa=1.0)
+
+
+class TestContract(DefenseContract):
+    """With settings that change the computation or the state."""
+
+    plugins = ({"name": "foolsgold", "layers": "all"},)
+    invalid: ClassVar[Any] = {
+        "layers": ["last", ""],
+        "kappa": [-1.0, math.nan, math.inf, -math.inf],
+    }

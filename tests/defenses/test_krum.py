@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, ServerView
+from fedbench.testing import DefenseContract
 
 Krum: Any = DEFENSES.get("krum")
 
@@ -345,3 +346,13 @@ def test_does_not_warn_of_f_within_the_paper(n: int, f: int) -> None:
 def test_never_warns_of_the_default_f() -> None:
     for m in (1, "auto"):
         assert [Krum(m=m).warning(n) for n in range(3, 200)] == [None] * 197
+
+
+class TestContract(DefenseContract):
+    """With settings that change the computation or the state."""
+
+    plugins = (
+        {"name": "krum", "m": "auto"},
+        {"name": "krum", "f": 0, "m": 3},
+    )
+    invalid: ClassVar[Any] = {"f": [-1, -20], "m": [0, -2, "best"]}

@@ -11,7 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from rank_contexts import ATTACK_SETTINGS, SETTINGS, DataDependent, MakeRankContext, updates_of
-from torch import nn
+from torch import Tensor, nn
 
 from fedbench.engine.client_selection import Round
 from fedbench.engine.executors import EXECUTORS, Auto, Executor, Sequential, Vectorized
@@ -142,6 +142,15 @@ def test_modules_with_their_own_training_cannot_be_stacked(
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(784, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.flatten(1))
+
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            return nn.functional.cross_entropy(self(batch[0]), batch[1].long())
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
 
     with pytest.raises(UserError, match="cannot train model small, it defines its own training"):
         groups_of(Vectorized(), make_rank_context(OwnTraining()))

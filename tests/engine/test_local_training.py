@@ -228,6 +228,45 @@ def test_training_step_without_a_loss_is_a_user_error(
         train(NoLoss("plain"), fixed_samples(*data), fabric, epochs=1, batch_size=16, rng=rng())
 
 
+@pytest.mark.filterwarnings("error")
+def test_logging_has_no_effect(data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
+    class Part(LightningModule):
+        def forward(self, x: Tensor) -> Tensor:
+            self.log("size", float(len(x)))
+            return x
+
+    class Logging(UserModule):
+        def __init__(self, logs: bool) -> None:
+            super().__init__()
+            self.part, self.logs = Part(), logs
+
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+            output = super().training_step(batch, batch_idx)
+            if self.logs:
+                self.log("loss", output["loss"], prog_bar=True, sync_dist=True)
+                self.log_dict({"a": output["loss"], "b": self.part(batch[0]).mean()})
+            return output
+
+    results = []
+    for logs in (True, False):
+        module = Logging(logs)
+        train(module, fixed_samples(*data), fabric, epochs=2, batch_size=16, rng=rng())
+        results.append(module.layer.weight)
+        assert "log" not in vars(module)
+    assert torch.equal(*results)
+
+
+def test_training_step_may_leave_out_the_index(data: tuple[Tensor, Tensor], fabric: Fabric) -> None:
+    class NoIndex(UserModule):
+        def training_step(self, batch: tuple[Tensor, Tensor]) -> Any:  # type: ignore[override]
+            return super().training_step(batch, 0)
+
+    modules = [NoIndex(), UserModule()]
+    for module in modules:
+        train(module, fixed_samples(*data), fabric, epochs=2, batch_size=16, rng=rng())
+    assert torch.equal(modules[0].layer.weight, modules[1].layer.weight)
+
+
 def hooks(
     training: TrainingOverrides, project: Callable[[Sequence[Tensor]], None] = lambda params: None
 ) -> AttackHooks:

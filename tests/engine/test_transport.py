@@ -19,7 +19,7 @@ from fedbench.engine.rank_assignment import balance
 from fedbench.engine.ranks import RankGroup
 from fedbench.engine.transport import send_to_rank_0
 from fedbench.plan import Plan
-from fedbench.run import build_rank_context
+from fedbench.single_run import build_rank_context
 
 
 @given(st.lists(st.integers(0, 100), max_size=40), st.integers(1, 6))

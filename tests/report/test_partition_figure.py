@@ -20,7 +20,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
-from test_run import config
+from test_single_run import config
 from torch import Tensor
 
 from fedbench.config import RunConfig
@@ -46,7 +46,7 @@ from fedbench.report.partition_figure import (
     write_partition_figure,
 )
 from fedbench.report.plotting import BLACK, RED, save_png
-from fedbench.run import run
+from fedbench.single_run import run
 
 VOCABULARY = {f"word{i}": i for i in range(25)}
 SMALL = RunConfig(n_clients=6, pmr=0.34)
@@ -391,7 +391,7 @@ def test_runs_pass_their_own_partition_and_attackers(
         calls.append(arguments)
         raise StopError
 
-    monkeypatch.setattr("fedbench.run.write_partition_figure", record)
+    monkeypatch.setattr("fedbench.single_run.write_partition_figure", record)
     base = {"n_clients": 5, "pmr": 0.4, "non_iid": 1.0}
     for others in ({}, {"pretrain_non_iid": 0.0}, {"attack": {"name": "none"}}):
         with pytest.raises(StopError):

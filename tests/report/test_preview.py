@@ -30,7 +30,7 @@ from fedbench.preview import build_preview, main, plan_of
 from fedbench.report.plotting import RED, save_png
 from fedbench.report.preview_figure import LabeledSequence, PreviewRow, sequence_figure
 from fedbench.results.checkpoint import load_checkpoint
-from fedbench.run import build_rank_context
+from fedbench.single_run import build_rank_context
 
 SMALL = ["n_clients=6", "pmr=0.67", "local_epochs=1", "pretrain_rounds=0"]  # 4 malicious clients
 N_ROWS = {  # clean, one per backdoor, one per kind of poisoning; other attacks poison nothing
@@ -316,7 +316,7 @@ def test_the_tail_equals_that_of_a_run_and_pretraining_is_cached(
     monkeypatch.setattr(preview, "build_rank_context", spy)
     shown = build_preview(plan)
     cached = folder / "runs" / ".pretrained" / f"{plan.config.pretrain_id()}.pt"
-    before = load_checkpoint(cached)
+    before = load_checkpoint(cached, torch.device("cpu"))
     assert capsys.readouterr().out == ""
     (tail,), (backdoor,) = shown.backdoors, plan.backdoors
     context = built[0].backdoor_context(before.initial_params, before.initial_buffers)
@@ -417,11 +417,12 @@ def test_samples_that_are_neither_images_nor_sequences(
             raise AssertionError("must fail before loading")
 
     for source in (Grids, Announced):
-        chosen = [*dataset(source), "model=custom", "model.target=a.b", "attack=sign_flip"]
+        model = ["model=custom", "model.target=torch.nn.Identity"]
+        chosen = [*dataset(source), *model, "attack=sign_flip"]
         assert main(chosen) == 1
         assert capsys.readouterr().err == (
             "fedbench: preview draws images of shape (1 or 3, height, width) and sequences, "
-            "grids has samples of shape (5, 8)\n"
+            "grids has images of shape (5, 8)\n"
         )
 
 

@@ -302,10 +302,11 @@ def test_the_terminal_table_matches_the_markdown(runs: Runs, width: int) -> None
 
 
 def report(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    inherited = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
     return subprocess.run(
         [sys.executable, "-m", "fedbench.report", *map(str, arguments)],
         cwd=ROOT,
-        env={**os.environ, "FORCE_COLOR": "", **environ},
+        env={**inherited, **environ},
         capture_output=True,
         encoding="utf-8",
     )

@@ -411,6 +411,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_killed_service_prints_one_line(tmp_path: Path) -> None:
     code, lines, errors = run_script(
         """
@@ -439,6 +440,7 @@ def test_a_killed_service_prints_one_line(tmp_path: Path) -> None:
     assert run.exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
 def test_a_hanging_service_cannot_block_the_run(tmp_path: Path) -> None:
     code, lines, errors = run_script(
@@ -473,6 +475,7 @@ def test_a_hanging_service_cannot_block_the_run(tmp_path: Path) -> None:
     assert (len(run.history), run.exit_code) == (2, 0)
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_without_finish_keeps_its_rounds_and_exit_code(tmp_path: Path) -> None:
     code, _, errors = run_script(
         """
@@ -489,6 +492,7 @@ def test_a_run_that_ends_without_finish_keeps_its_rounds_and_exit_code(tmp_path:
     assert [row["MA"] for row in run.history] == [0.5]
 
 
+@pytest.mark.slow
 def test_an_unreachable_server_prints_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from fedbench.errors import UserError
 from fedbench.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
+CPU = torch.device("cpu")
 CHECKPOINT = Checkpoint(
     next_round=2,
     params=torch.arange(3.0),
@@ -29,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_survives_a_round_trip(path: Path) -> None:
     save_checkpoint(path, CHECKPOINT)
-    again = load_checkpoint(path)
+    again = load_checkpoint(path, CPU)
     assert again.next_round == 2
     assert torch.equal(again.params, CHECKPOINT.params)
     assert again.defense_state["seen"][7].tolist() == [1, 1]
@@ -39,7 +40,7 @@ def test_a_checkpoint_survives_a_round_trip(path: Path) -> None:
 def test_an_unreadable_checkpoint_is_a_user_error(path: Path) -> None:
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(UserError, match=r"checkpoint.pt is unreadable.*delete it to start over"):
-        load_checkpoint(path)
+        load_checkpoint(path, CPU)
 
 
 def test_a_checkpoint_cannot_run_code(path: Path) -> None:
@@ -49,12 +50,12 @@ def test_a_checkpoint_cannot_run_code(path: Path) -> None:
 
     torch.save({"params": Evil()}, path)
     with pytest.raises(UserError):
-        load_checkpoint(path)
+        load_checkpoint(path, CPU)
     assert not path.with_name("owned").exists()
 
 
 def test_a_new_checkpoint_replaces_the_old_one(path: Path) -> None:
     for next_round in (1, 2):
         save_checkpoint(path, replace(CHECKPOINT, next_round=next_round))
-    assert load_checkpoint(path).next_round == 2
+    assert load_checkpoint(path, CPU).next_round == 2
     assert [file.name for file in path.parent.iterdir()] == ["checkpoint.pt"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_checkpoint import CHECKPOINT
+from test_checkpoint import CHECKPOINT, CPU
 
 from fedbench.config import RunConfig
 from fedbench.errors import UserError
@@ -50,7 +50,7 @@ def test_resume_drops_torn_lines_and_rounds_after_the_checkpoint(folder: RunDir)
     with folder.rounds_file.open("ab") as file:
         file.write(b'{"round": 3, "MA": 0.')
     folder.checkpoint(CHECKPOINT)
-    resumed = folder.resume()
+    resumed = folder.resume(CPU)
     assert resumed is not None
     assert resumed.next_round == 2
     assert [line["round"] for line in folder.rounds()] == [0, 1]
@@ -61,19 +61,19 @@ def test_resume_drops_torn_lines_and_rounds_after_the_checkpoint(folder: RunDir)
 def test_an_unreadable_checkpoint_is_a_user_error_on_resume(folder: RunDir) -> None:
     folder.checkpoint_file.write_bytes(b"not a checkpoint")
     with pytest.raises(UserError, match=r"checkpoint.pt is unreadable.*delete it to start over"):
-        folder.resume()
+        folder.resume(CPU)
 
 
 def test_a_checkpoint_without_its_rounds_is_a_user_error(folder: RunDir) -> None:
     folder.record(record(0))
     folder.checkpoint(CHECKPOINT)
     with pytest.raises(UserError, match="has 1 rounds, its checkpoint 2; delete"):
-        folder.resume()
+        folder.resume(CPU)
 
 
 def test_rounds_without_a_checkpoint_are_discarded(folder: RunDir) -> None:
     folder.record(record(0))
-    assert folder.resume() is None
+    assert folder.resume(CPU) is None
     assert folder.rounds() == []
 
 

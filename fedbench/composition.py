@@ -1,0 +1,90 @@
+"""Compose a configuration from Python, as the command line does.
+
+Settings are Hydra overrides (`"pmr=0.3"`) or keyword arguments (`pmr=0.3`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike, fspath
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from fedbench.config import RunConfig, register_schema
+from fedbench.errors import UserError
+
+# Strings that need no quotes in an override, so that errors quote the user's own words
+WORD = re.compile(r"(?!(null|true|false|inf|nan)$)[a-z_]\w*", re.IGNORECASE | re.ASCII)
+
+
+def compose(overrides: Sequence[str]) -> RunConfig:
+    """Compose and check the configuration of one run."""
+    register_schema()
+    try:
+        with _hydra():
+            composed = hydra.compose("config", overrides=[*overrides])
+    except ValueError as error:  # Hydra raises it for a few user errors, e.g. `defense=null`
+        raise UserError(f"{error}, in {' '.join(overrides)}") from error
+    return RunConfig.from_hydra(composed)
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Initialize Hydra for fedbench; restore the Hydra application that calls it, if any."""
+    caller = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_module("fedbench.conf", version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = caller
+
+
+def overrides_of(settings: Mapping[str, Any]) -> list[str]:
+    """Write settings as overrides of one run: {"pmr": 0.3} becomes ["pmr=0.3"]."""
+    return [f"{key}={_element(key, value)}" for key, value in settings.items()]
+
+
+def sweep_overrides_of(settings: Mapping[str, Any]) -> list[str]:
+    """Write settings as overrides of a sweep: {"pmr": [0.2, 0.3]} becomes ["pmr=0.2,0.3"].
+
+    A list, a range or an array holds the values to try; a tuple is one value.
+    """
+    overrides = []
+    for key, value in settings.items():
+        value = value.tolist() if hasattr(value, "tolist") else value
+        choices = list(value) if isinstance(value, list | range) else [value]
+        if not choices:
+            raise UserError(f"{key}=[]: must have at least one value to try")
+        overrides.append(f"{key}=" + ",".join(_element(key, choice) for choice in choices))
+    return overrides
+
+
+def _element(key: str, value: Any) -> str:
+    """Write a value in Hydra's override grammar."""
+    if hasattr(value, "tolist"):  # arrays, tensors and their scalars
+        value = value.tolist()
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | PathLike):
+        text = str(fspath(value))
+        quoted = QuotedString(text=text, quote=Quote.single).with_quotes()
+        return text if WORD.fullmatch(text) else quoted
+    if isinstance(value, list | tuple | range):
+        return "[" + ",".join(_element(key, item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        items = (f"{_escape(str(k))}:{_element(key, item)}" for k, item in value.items())
+        return "{" + ",".join(items) + "}"
+    raise UserError(f"{key}={value!r}: must be a number, a string, None, or a list or dict of them")
+
+
+def _escape(text: str) -> str:
+    r"""Escape the key of a dict, which the grammar does not allow to be quoted."""
+    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", text)

@@ -1,0 +1,33 @@
+"""The worker processes of joblib's launcher: imported early, ended at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from multiprocessing import forkserver
+
+from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
+from joblib.externals.loky.backend import context  # type: ignore[import-untyped]
+
+# `fork_server` sets up the server itself; runs need the others, which take seconds to import.
+PRELOADED = [
+    *("fedbench.multirun.fork_server", "fedbench.single_run", "fedbench.federation"),
+    "fedbench.engine.launch",
+]
+
+
+def prepare() -> None:
+    """Start a server that imports what runs need, while this process checks the sweep.
+
+    Workers are forked from it and skip these imports. Forks are safe on Linux only; elsewhere each
+    worker imports everything itself.
+    """
+    if sys.platform == "linux":
+        context.set_start_method("forkserver", force=True)
+        multiprocessing.set_forkserver_preload(PRELOADED)
+        forkserver.ensure_running()
+
+
+def end() -> None:
+    """Kill idle workers, which would take seconds to exit."""
+    get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)

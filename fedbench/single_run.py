@@ -1,0 +1,225 @@
+"""One run from configuration to summary: skip or resume, pretrain, run the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from fedbench import pretraining
+from fedbench.config import RunConfig
+from fedbench.data import Dataset
+from fedbench.errors import UserError
+from fedbench.multirun import resources
+from fedbench.multirun.parent_watch import exit_with_parent
+from fedbench.plan import Plan
+from fedbench.report.console import Display
+from fedbench.report.partition_figure import PARTITION_FILE, write_partition_figure
+from fedbench.report.tracking import RunInfo, Session
+from fedbench.results.run_dir import Record
+from fedbench.results.summary import summarise
+from fedbench.rng import derive
+
+if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
+    from lightning.fabric import Fabric
+
+    from fedbench.engine.rank_context import RankContext
+    from fedbench.federation import Federation
+
+T = TypeVar("T")
+
+LONG = 200_000  # trained labels from which a run is worth starting several processes
+
+
+def run(config: RunConfig) -> Record:
+    """Run, resume or skip a configuration; return its summary."""
+    plan = Plan.of(config)
+    if (finished := _finished(plan)) is not None:
+        return finished
+    resources.check_accelerator(plan.executor.accelerator)
+    if not resources.in_sweep():  # otherwise the sweep has announced it
+        resources.announce_limit(plan.executor, plan.config.most_clients)
+    dataset = plan.source.load()
+    plan = plan.fitted(dataset.spec)
+    from fedbench.engine.launch import WorkerError, launch
+
+    if resources.in_sweep():
+        exit_with_parent()
+    devices = _devices(plan, dataset, _last_batch_size(plan) or resources.n_parallel())
+    try:
+        with resources.sweep_slot():
+            _pretrain_on_more(plan, dataset)
+            outcome = launch(plan.executor, devices, _on_rank, plan, dataset)
+    except WorkerError as error:  # the process died before it could record its failure
+        if plan.folder.path.exists():
+            plan.folder.fail(error)
+        raise
+    if isinstance(outcome, UserError):
+        raise outcome
+    return outcome  # type: ignore[no-any-return]
+
+
+def _devices(plan: Plan, dataset: Dataset, n_runs: int) -> int:
+    """Number of processes or GPUs for this run when `n_runs` run at the same time."""
+    executor, config = plan.executor, plan.config
+    if executor.devices is not None:
+        return resources.usable_devices(executor, config.most_clients)
+    n_rounds = config.rounds + config.pretrain_rounds
+    n_clients = (config.fewest_clients + config.most_clients) / 2
+    n_labels = dataset.y_train.numel() * n_clients / config.pool_size
+    if n_labels * config.local_epochs * n_rounds < LONG:
+        return 1
+    return min(
+        resources.units_per_run(executor.accelerator, executor.threads, n_runs), config.most_clients
+    )
+
+
+def _last_batch_size(plan: Plan) -> int:
+    """Number of runs in the sweep's last, partial batch if this run is one of them, else 0.
+
+    These runs start more processes than they may use at first, and use them as other runs end.
+    """
+    executor = plan.executor
+    undecided = executor.accelerator == "cpu" and executor.devices is None
+    return resources.last_batch_size(plan.folder.path.name) if undecided else 0
+
+
+def _pretrain_on_more(plan: Plan, dataset: Dataset) -> None:
+    """Pretrain on the devices of the other runs of a sweep, which wait for the result."""
+    from fedbench.engine.launch import launch
+
+    config = plan.config
+    devices = _devices(plan, dataset, resources.n_pretraining())
+    usual = _devices(plan, dataset, resources.n_parallel())
+    if devices <= usual or plan.folder.checkpoint_file.exists():
+        return
+    if pretraining.is_due(config):
+        with pretraining.exclusive(config):
+            if pretraining.is_due(config):  # another run may have done it meanwhile
+                outcome = launch(plan.executor, devices, _pretrain_on_rank, plan, dataset)
+                if isinstance(outcome, UserError):
+                    raise outcome
+
+
+def _on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> Record | UserError | None:
+    """Main function of a rank. Returns UserErrors, which would lose their type if raised."""
+
+    def rounds(federation: Federation) -> Record:
+        with plan.folder.locked():
+            # Another process may have finished the run while this one waited for the lock.
+            return _finished(plan) or _rounds(plan, federation)
+
+    return _lead_or_serve(rounds, fabric, plan, dataset)
+
+
+def _pretrain_on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> UserError | None:
+    def pretrain(federation: Federation) -> None:
+        display = _display(plan)  # prints lines only; the run itself opens its own
+        display.say(f"{plan.config.title}  pretraining: {federation.ranks}")
+        pretraining.train(plan.config, federation, display)
+
+    return _lead_or_serve(pretrain, fabric, plan, dataset)
+
+
+def _lead_or_serve(
+    lead: Callable[[Federation], T], fabric: Fabric, plan: Plan, dataset: Dataset
+) -> T | UserError | None:
+    """Rank 0 leads the federation; the other ranks serve until it stops them."""
+    from fedbench.engine.ranks import RankGroup
+    from fedbench.federation import Federation
+
+    try:
+        ranks = RankGroup(
+            plan.executor, build_rank_context(plan, dataset.to(fabric.device), fabric)
+        )
+        if _last_batch_size(plan):
+            ranks.available = partial(resources.units_available, "cpu", plan.executor.threads)
+        if fabric.global_rank > 0:
+            ranks.serve()
+            return None
+        try:
+            return lead(Federation(ranks, plan.defense))
+        finally:
+            ranks.stop()
+    except UserError as error:
+        return error
+
+
+def _finished(plan: Plan) -> Record | None:
+    """Return the summary of a finished run, and print that it is skipped."""
+    summary = plan.folder.finished()
+    if summary is not None:
+        _display(plan).close(summary, skipped=True)
+    return summary
+
+
+def _display(plan: Plan, first_round: int = 0) -> Display:
+    config = plan.config
+    # Parallel runs would overwrite each other's live line.
+    live = resources.n_parallel() == 1
+    return Display(config.title, config.rounds, first_round, live=live)
+
+
+def build_rank_context(plan: Plan, dataset: Dataset, fabric: Fabric) -> RankContext:
+    """All clients, with a freshly initialized network."""
+    from fedbench.engine.rank_context import RankContext
+
+    torch.manual_seed(derive(plan.config.seed, "init"))
+    network = plan.model.build(dataset.input_shape, dataset.n_classes)
+    return RankContext(plan.config, dataset, network, plan.attack, fabric)
+
+
+def _run_info(plan: Plan, first_round: int) -> RunInfo:
+    config, folder = plan.config, plan.folder
+    return RunInfo(
+        id=folder.path.name,
+        name=config.title,
+        group=config.name,
+        tags=tuple(str(group["name"]) for group in (config.defense, config.attack, config.dataset)),
+        config=asdict(config),
+        directory=folder.path,
+        first_round=first_round,
+        earlier=tuple(folder.rounds()),
+    )
+
+
+def _rounds(plan: Plan, federation: Federation) -> Record:
+    """Run the remaining rounds; record, track and checkpoint each, in this order."""
+    config, folder, rank_context = plan.config, plan.folder, federation.rank_context
+    folder.start(config)
+    figure = folder.path / PARTITION_FILE
+    write_partition_figure(
+        figure, config, rank_context.dataset, rank_context.data.shards, rank_context.attackers
+    )
+    start = folder.resume(federation.device)
+    first_round = 0 if start is None else start.next_round
+    about = _run_info(plan, first_round)
+    with _display(plan, first_round) as display:
+        session: Session | None = None  # opened late, so that the first round does not wait for it
+
+        def end(summary: Record) -> Record:
+            folder.finish(summary)
+            (session or plan.tracker.open(about, display.say)).finish(summary)
+            display.close(summary)
+            return summary
+
+        display.say(f"{config.title}  {federation.ranks}")
+        if (warning := plan.warning()) is not None:
+            display.say(f"{config.title}  warning: {warning}")
+        try:
+            state = start or pretraining.pretrained(config, federation, display)
+            federation.prepare(plan.backdoors, state)
+            while state.next_round < config.rounds:
+                state, record = federation.round(state)
+                folder.record(record)
+                session = session or plan.tracker.open(about, display.say)
+                session.round(record)
+                folder.checkpoint(state)
+                display.round(record)
+        except Exception as error:
+            end({"status": "failed", "error": f"{type(error).__name__}: {error}"})
+            raise
+        return end(summarise(folder.rounds()))

@@ -1,0 +1,47 @@
+"""Helpers for tests of documentation pages: their commands and the files that they show."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of shell blocks that start fedbench's Python modules, whatever the interpreter."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [match[0] for line in lines if (match := re.search(r"-m fedbench\b.*", line))]
+
+
+def is_plain_run(command: str) -> bool:
+    """Whether a command is a single run that needs no process of its own."""
+    first, *rest = shlex.split(command, comments=True)[1:]
+    return first == "fedbench" and not any(
+        word.startswith(("-", "executor.devices")) for word in rest
+    )
+
+
+def run(command: str, cwd: Path, *extra: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *shlex.split(command, comments=True), *extra],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def write_titled_blocks(page: Path, root: Path) -> list[str]:
+    """Writes every code block that has a title to the file of that name."""
+    blocks = re.findall(
+        r'^```\w+ title="([^"]+)"\n(.*?)^```', page.read_text(), re.DOTALL | re.MULTILINE
+    )
+    for name, text in blocks:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return [name for name, _ in blocks]

@@ -1,0 +1,32 @@
+"""Which plugins are fedbench's own: installed ones and experiments must not break the tests."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fedbench
+from fedbench.registry import Registry
+
+ROOT = Path(fedbench.__file__).parent.parent
+TESTS = Path(__file__).parent
+
+
+@cache
+def shipped(registry: Registry[Any]) -> list[str]:
+    """Names of the plugins whose files are in this clone or package."""
+    files = {name: Path(inspect.getfile(registry.get(name))) for name in registry.names()}
+    return [name for name, file in files.items() if file.resolve().is_relative_to(ROOT.resolve())]
+
+
+def published(registry: Registry[Any]) -> list[str]:
+    """Names of the shipped plugins that must follow the house rules: those with a test file.
+
+    A defense, an attack or a backdoor that somebody tries out in a clone has none.
+    """
+    if registry.kind not in ("defense", "attack", "backdoor"):
+        return shipped(registry)
+    folder = TESTS / f"{registry.kind}s"
+    return [name for name in shipped(registry) if (folder / f"test_{name}.py").exists()]
