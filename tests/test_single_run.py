@@ -182,11 +182,14 @@ def test_batch_norm_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.Monke
     ("settings", "message"),
     [
         ({"partition": "natural"}, "partition=natural: the samples of fmnist_sample have no owne"),
-        ({"model": {"name": "lstm"}}, "model lstm: needs sequences, but samples of fmnist_sample"),
+        (
+            {"model": {"name": "lstm"}},
+            "model lstm: needs sequences labeled with the next symbol, but fmnist_sample has",
+        ),
         ({"dataset": {"name": "iot_sample"}}, "partition=main_class: splits samples by label"),
         (
             {"dataset": {"name": "reddit_sample"}, "partition": "natural"},
-            "model mlp: needs images, but samples of reddit_sample have shape",
+            "model mlp: needs images or feature vectors, but reddit_sample has sequences",
         ),
     ],
 )

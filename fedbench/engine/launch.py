@@ -18,6 +18,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.strategies.ddp import DDPStrategy
+from torch import distributed
 from torch.multiprocessing.spawn import ProcessExitedException
 
 from fedbench.engine.executors import Executor
@@ -116,7 +117,11 @@ class _RankMain:
         if fabric.global_rank > 0:
             # Rank 0 handles Ctrl-C first; it would take the end of another rank for a failure.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return self.function(fabric, *self.arguments)
+        result = self.function(fabric, *self.arguments)
+        if distributed.is_initialized():
+            # Its threads would abort the process if they ran while Python shuts down.
+            distributed.destroy_process_group()
+        return result
 
 
 def keep_freed_memory() -> None:
