@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedbench.composition import compose
-from fedbench.errors import UserError, nearest, one_line
+from fedbench.errors import UserError, nearest, one_line, print_error
 from fedbench.testing.attacks import ATTACK
 from fedbench.testing.backdoors import inspect_backdoor
 from fedbench.testing.contract import Contract, Finding, Inspection
@@ -33,6 +32,8 @@ def plugins_of(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
         kind, _, setting = override.key_or_group.partition(".")
         if kind not in INSPECT:
             raise UserError(f"{override.input_line}: no such plugin{nearest(kind, INSPECT)}")
+        if override.is_sweep_override():
+            raise UserError(f"{override.input_line}: give one value, to check one {kind}")
         found.setdefault(kind, {})[setting or "name"] = override.value()
     for kind, settings in found.items():
         if "name" not in settings:
@@ -45,13 +46,14 @@ def plugins_of(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
 def check_config(kind: str, name: str) -> Finding:
     """Check the settings that the command line composes, from the plugin's YAML if it has one."""
     meaning = f"`python -m fedbench {kind}={name}` builds the plugin"
+    contract = CONTRACTS[kind]
     try:
-        config = compose([f"{kind}={name}"])
-        CONTRACTS[kind].build(getattr(config, kind))
+        settings = getattr(compose([f"{kind}={name}"]), kind)
+        built = type(contract.build(settings))
+        if built is not contract.registry.get(name):
+            raise UserError(f"builds {built.__name__}; the config must say `name: {name}`")
     except Exception as error:
-        line = one_line(error)
-        if line is None:
-            raise
+        line = one_line(error) or " ".join(f"raised {type(error).__name__}: {error}".split())
         return Finding("config", "failed", meaning, line)
     return Finding("config", "ok", meaning)
 
@@ -72,14 +74,15 @@ def report(kind: str, settings: dict[str, Any]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"--help", "-h"} & {*arguments}:
+        print(USAGE[0].upper() + USAGE[1:])
+        return 0
     try:
-        plugins = plugins_of(sys.argv[1:] if arguments is None else arguments)
+        plugins = plugins_of(arguments)
         passed = [report(kind, settings) for kind, settings in plugins.items()]
     except Exception as error:
-        line = one_line(error)
-        if line is None or os.environ.get("FEDBENCH_TRACEBACK") == "1":
-            raise
-        print(line, file=sys.stderr)
+        print_error(error)
         return 1
     return 0 if all(passed) else 1
 

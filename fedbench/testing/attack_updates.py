@@ -66,13 +66,18 @@ def objective(attack: Attack, where: str) -> None:
 
 @check("plugin_class")
 def project(attack: Attack) -> None:
-    """`project` changes the parameters only, and keeps them finite and trainable."""
-    params = [nn.Parameter(part.clone()) for part in honest(1)[0].split([30, 23])]
+    """`project` changes the parameters only, in place, and keeps them finite and trainable."""
+    parts = honest(1)[0].split([param.numel() for param in SMALL.params])
+    shapes = [param.shape for param in SMALL.params]
+    params = [nn.Parameter(p.reshape(s).clone()) for p, s in zip(parts, shapes, strict=True)]
+    before = [(param.data_ptr(), param.shape, param.dtype) for param in params]
     view = attack_view(noise(SMALL.n_params, seed=1))
     unchanged = unchanged_view(view)
     attack.project(params, view)
     unchanged.verify("project")
-    for param in params:
+    for param, old in zip(params, before, strict=True):
+        in_place = (param.data_ptr(), param.shape, param.dtype) == old
+        assert in_place, "project must change parameters in place; use param.copy_(...)"
         verify_tensor("a projected parameter", param, tuple(param.shape))
         assert param.requires_grad, "project must keep parameters trainable; use torch.no_grad()"
         assert param.grad is None, "project must not leave gradients; use torch.no_grad()"

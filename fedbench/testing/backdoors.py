@@ -64,6 +64,9 @@ def fit(subject: OnDatasets) -> None:
         f"the backdoor fits none of the data sets ({why}); give data sets that it fits: "
         "check_backdoor(backdoor, datasets), or `datasets` in a BackdoorContract"
     )
+    for _, backdoor in subject.prepared():
+        ready = isinstance(backdoor, PreparedBackdoor)
+        assert ready, f"prepare must return a PreparedBackdoor, got {type(backdoor).__name__}"
 
 
 @check("fit")
@@ -71,8 +74,9 @@ def poison(subject: OnDatasets) -> None:
     """`poison` returns changed samples and labels, of the same shapes and dtypes."""
     for dataset, backdoor in subject.prepared():
         for n in (0, 1, 5, len(dataset.x_train)):
-            x, y = dataset.x_train[:n].clone(), dataset.y_train[:n].clone()
-            new_x, new_y = backdoor.poison(x, y, torch.Generator().manual_seed(0))
+            x, y = dataset.x_train[:n], dataset.y_train[:n]
+            # Clones: a backdoor that modifies its inputs changes the samples, too.
+            new_x, new_y = backdoor.poison(x.clone(), y.clone(), torch.Generator().manual_seed(0))
             _verify_alike("x", new_x, x, n, dataset)
             _verify_alike("y", new_y, y, n, dataset)
             changed = bits([new_x, new_y]) != bits([x, y])
@@ -88,38 +92,10 @@ def _verify_alike(name: str, new: Tensor, old: Tensor, n: int, dataset: Dataset)
 
 
 @check("fit")
-def inputs(subject: OnDatasets) -> None:
-    """`poison` and `evaluation_set` leave the samples that they receive unchanged."""
-    for dataset, backdoor in subject.prepared():
-        x, y = dataset.x_test.clone(), dataset.y_test.clone()
-        unchanged = Unchanged(x=x, y=y)
-        backdoor.poison(x, y, torch.Generator().manual_seed(0))
-        unchanged.verify("poison")
-        backdoor.evaluation_set(x, y)
-        unchanged.verify("evaluation_set")
-
-
-@check("poison", "inputs")
-def same_seed(subject: OnDatasets) -> None:
-    """The same seed gives the same samples; global random generators are not used."""
-    for dataset, backdoor in subject.prepared():
-        x, y = dataset.x_train, dataset.y_train
-        found = []
-        with no_global_randomness("poison"):
-            for _ in range(2):
-                found.append(bits([*backdoor.poison(x, y, torch.Generator().manual_seed(4))]))
-        assert found[0] == found[1], "poison differs between two calls with equal generators"
-        with no_global_randomness("evaluation_set"):
-            probes = [backdoor.evaluation_set(dataset.x_test, dataset.y_test) for _ in range(2)]
-        first, again = ([probe.x, probe.expected] for probe in probes)
-        assert bits(first) == bits(again), "evaluation_set differs between two calls"
-
-
-@check("fit")
 def evaluation(subject: OnDatasets) -> None:
     """`evaluation_set` has samples like those of the data set, with labels to predict."""
     for dataset, backdoor in subject.prepared():
-        probe = backdoor.evaluation_set(dataset.x_test, dataset.y_test)
+        probe = backdoor.evaluation_set(dataset.x_test.clone(), dataset.y_test.clone())
         is_set = isinstance(probe, EvaluationSet)
         assert is_set, f"evaluation_set must return an EvaluationSet, got {type(probe).__name__}"
         x, expected = probe.x, probe.expected
@@ -137,8 +113,42 @@ def evaluation(subject: OnDatasets) -> None:
         assert known, f"expected labels must be 0..{dataset.n_classes - 1}, or {IGNORED} to ignore"
 
 
+@check("poison", "evaluation")
+def inputs(subject: OnDatasets) -> None:
+    """`poison` and `evaluation_set` leave the samples that they receive unchanged."""
+    for dataset, backdoor in subject.prepared():
+        x, y = dataset.x_test.clone(), dataset.y_test.clone()
+        unchanged = Unchanged(x=x, y=y)
+        backdoor.poison(x, y, torch.Generator().manual_seed(0))
+        unchanged.verify("poison")
+        backdoor.evaluation_set(x, y)
+        unchanged.verify("evaluation_set")
+
+
+@check("inputs")
+def same_seed(subject: OnDatasets) -> None:
+    """The same seed gives the same samples; global random generators are not used."""
+    for dataset, backdoor in subject.prepared():
+        with no_global_randomness("prepare"):
+            other = subject.backdoor.prepare(context_of(dataset))
+        expected = _drawn(backdoor, dataset)
+        for calls, again in (("calls", backdoor), ("preparations", other)):
+            for method, found in _drawn(again, dataset).items():
+                assert found == expected[method], f"{method} differs between two {calls}"
+
+
+def _drawn(backdoor: PreparedBackdoor, dataset: Dataset) -> dict[str, Any]:
+    """Return the samples of each method, to compare bit by bit."""
+    with no_global_randomness("poison"):
+        rng = torch.Generator().manual_seed(4)
+        poisoned = backdoor.poison(dataset.x_train, dataset.y_train, rng)
+    with no_global_randomness("evaluation_set"):
+        probe = backdoor.evaluation_set(dataset.x_test, dataset.y_test)
+    return {"poison": bits([*poisoned]), "evaluation_set": bits([probe.x, probe.expected])}
+
+
 BACKDOOR: Contract[Backdoor] = Contract(
-    BACKDOORS, plugin_class, fit, poison, inputs, same_seed, evaluation
+    BACKDOORS, plugin_class, fit, poison, evaluation, inputs, same_seed
 )
 
 

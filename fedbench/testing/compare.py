@@ -91,5 +91,6 @@ def no_global_randomness(method: str) -> Iterator[None]:
     before = global_generators()
     yield
     assert global_generators() == before, (
-        f"{method} draws from a global random generator; draw from the rng that it receives"
+        f"{method} draws from a global random generator; draw from the rng that it receives, "
+        "or from one with a fixed seed"
     )

@@ -109,6 +109,11 @@ class Inspection(Generic[T]):
     def plugin(self) -> Any:
         return self.contract.build(self.given)
 
+    @property
+    def _exempt(self) -> Any:
+        """The plugin's exemptions; none if it derives from no base class that has them."""
+        return getattr(self.plugin, "exemptions", {})
+
     def findings(self) -> list[Finding]:
         return [self.exemptions(), *map(self.finding, self.contract.checks)]
 
@@ -116,13 +121,16 @@ class Inspection(Generic[T]):
         """Check the names and the reasons of the plugin's exemptions."""
         meaning = "Exemptions name optional checks and give a reason"
         known = self.contract.optional
-        for name, reason in self.plugin.exemptions.items():
-            problem = None
+        if not isinstance(self._exempt, Mapping):
+            problem = f"exemptions must map names of checks to reasons, got {self._exempt!r}"
+            return Finding("exemptions", "failed", meaning, problem)
+        for name, reason in self._exempt.items():
+            problem = ""
             if name not in known:
                 problem = f"no optional check is called {name!r}{nearest(str(name), known)}"
             elif not isinstance(reason, str) or not reason.strip():
                 problem = f"the exemption from {name} must have a reason, got {reason!r}"
-            if problem is not None:
+            if problem:
                 return Finding("exemptions", "failed", meaning, problem)
         return Finding("exemptions", "ok", meaning)
 
@@ -142,7 +150,8 @@ class Inspection(Generic[T]):
             failures = self._failures(check)
         except NotApplicable as reason:
             return found("skipped", str(reason))
-        exemption = self.plugin.exemptions.get(check.name) if check.optional else None
+        may_be_exempt = check.optional and isinstance(self._exempt, Mapping)
+        exemption = self._exempt.get(check.name) if may_be_exempt else None
         if exemption is None:
             return found("failed", summary(failures, len(check.cases))) if failures else found("ok")
         if failures:
@@ -181,7 +190,11 @@ class Inspection(Generic[T]):
 
     def _crash(self, error: Exception) -> str:
         """Return the exception and the last line of the plugin's own file that led to it."""
-        frames = traceback.extract_tb(error.__traceback__)
+        frames: list[traceback.FrameSummary] = []
+        chain: BaseException | None = error
+        while chain is not None:  # the round loop wraps errors of clients
+            frames += traceback.extract_tb(chain.__traceback__)
+            chain = chain.__cause__
         own = [frame for frame in frames if frame.filename == _file(type(self.plugin))]
         at = (own or frames)[-1]
         return f"raised {type(error).__name__}: {error} ({at.filename}:{at.lineno}: {at.line})"

@@ -113,7 +113,7 @@ def in_two_precisions(defense: Defense) -> Iterator[tuple[Aggregate, Aggregate]]
         yield single, double
 
 
-@check("same_seed", optional=True)
+@check("memory", optional=True)
 def precision(defense: Defense) -> None:
     """Nearly equal float32 updates are judged as the same numbers in float64 are."""
     hint = "differ between float32 and float64; use fedbench.ops, or compute in float64"

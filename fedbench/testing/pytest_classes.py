@@ -31,6 +31,8 @@ class PluginContract:
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Parametrize the tests, as pytest asks when it collects the class."""
+        if not self.plugins:
+            raise UserError(f"{type(self).__name__}.plugins must list at least one plugin")
         if "inspection" in metafunc.fixturenames:
             inspections = [self.inspect(plugin) for plugin in self.plugins]
             metafunc.parametrize("inspection", inspections, ids=str)
