@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from concurrent.futures.process import BrokenProcessPool
 
 import hydra
@@ -13,7 +12,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from fedbench.config import RunConfig, register_schema
-from fedbench.errors import UserError, one_line
+from fedbench.errors import UserError, print_error
 
 
 @hydra.main(config_path="pkg://fedbench.conf", config_name="config", version_base="1.3")
@@ -27,15 +26,8 @@ def compose_and_run(composed: DictConfig) -> None:
 
 
 def _report(error: Exception) -> None:
-    """Print a user error in one line; any other error is a bug and keeps its traceback.
-
-    A failed run exits with an error, unless it belongs to a sweep: then the other runs go on.
-    """
-    line = one_line(error)
-    if line is None or os.environ.get("FEDBENCH_TRACEBACK") == "1":
-        traceback.print_exception(error)
-    else:
-        print(line, file=sys.stderr, flush=True)
+    """Print the error and exit, unless the run belongs to a sweep: then the other runs go on."""
+    print_error(error)
     if not HydraConfig.initialized() or HydraConfig.get().mode == RunMode.RUN:
         sys.exit(1)
 

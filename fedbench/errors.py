@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import sys
+import traceback
 from collections.abc import Iterable
 
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 PREFIX = "fedbench: "  # of user errors on the command line
 WARNING = f"{PREFIX}warning: "
@@ -43,11 +47,23 @@ def one_line(error: BaseException) -> str | None:
     elif isinstance(cause, OmegaConfBaseException):
         override = re.search(r"override (.+)", str(error))
         message = f"{override[1] if override else cause.full_key}: {first_line(cause)}"
-    elif isinstance(error, UserError | HydraException | OSError):
+    elif isinstance(error, UserError | HydraException | OSError | MarkedYAMLError):
         message = str(error)
     else:
         return None
     return PREFIX + " ".join(message.split())
+
+
+def print_error(error: BaseException) -> None:
+    """Print a user error in one line, any other error with its traceback.
+
+    FEDBENCH_TRACEBACK=1 shows the traceback of both.
+    """
+    line = one_line(error)
+    if line is None or os.environ.get("FEDBENCH_TRACEBACK") == "1":
+        traceback.print_exception(error)
+    else:
+        print(line, file=sys.stderr, flush=True)
 
 
 def first_line(error: BaseException) -> str:

@@ -7,7 +7,6 @@ of training samples per group of malicious clients that poison their data in the
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from rich.console import Console
 from fedbench.backdoor import BackdoorContext, prepare_all
 from fedbench.composition import compose
 from fedbench.data import Kind, Spec
-from fedbench.errors import UserError, nearest, one_line
+from fedbench.errors import UserError, nearest, print_error
 from fedbench.plan import Plan
 from fedbench.pretraining import pretrained
 from fedbench.report.console import Display
@@ -121,10 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        line = one_line(error)
-        if line is None or os.environ.get("FEDBENCH_TRACEBACK") == "1":
-            raise
-        print(line, file=sys.stderr)
+        print_error(error)
         return 1
     print(options.to)
     return 0

@@ -85,6 +85,8 @@ class Registry(Generic[T]):
         if not isinstance(name, str):
             raise UserError(f"{self.kind}.name={name}: must be a name{nearest('', self.names())}")
         cls = self.get(name)
+        if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+            raise UserError(f"{self.kind} {name}: {cls.__name__} must define {', '.join(missing)}")
         known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         for key in fields:
             if key not in known:

@@ -105,7 +105,9 @@ def fedbench(
     return wait(start(*overrides, cwd=cwd, env=env), timeout)
 
 
-def fedbench_in_this_process(*overrides: str, cwd: Path) -> Ended:
+def fedbench_in_this_process(
+    *overrides: str, cwd: Path, env: Mapping[str, str] | None = None
+) -> Ended:
     """Call what `python -m fedbench` calls: saves the imports where no process is needed.
 
     A sweep must use `hydra/launcher=basic`, as worker processes would outlive the call.
@@ -115,7 +117,7 @@ def fedbench_in_this_process(*overrides: str, cwd: Path) -> Ended:
     n_threads = torch.get_num_threads()
     with (
         mock.patch.object(sys, "argv", ["fedbench", *with_small(overrides)]),
-        mock.patch.dict(os.environ, environment(), clear=True),
+        mock.patch.dict(os.environ, environment(env), clear=True),
         contextlib.chdir(cwd),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

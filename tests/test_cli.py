@@ -207,6 +207,15 @@ def test_a_process_prints_user_errors_in_one_line(mistake: str, tmp_path: Path) 
     assert files(tmp_path) == []
 
 
+def test_a_traceback_can_be_requested_of_a_sweep(tmp_path: Path) -> None:
+    sweep, env = ("-m", "pmr=0.2,3", "hydra/launcher=basic"), {"FEDBENCH_TRACEBACK": "1"}
+    ended = fedbench_in_this_process(*sweep, cwd=tmp_path, env=env)
+    assert ended.code == 1
+    assert ended.err[0].startswith("Traceback")
+    assert ended.err[-1].startswith("fedbench.errors.UserError: pmr=3.0: must be")
+    assert files(tmp_path) == []
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_an_error_of_data_or_disk_prints_one_line(damage: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedbench.attack import ATTACKS
-from fedbench.defense import DEFENSES
+from fedbench.defense import DEFENSES, Defense
 from fedbench.errors import UserError
 from fedbench.models import MODELS
 from fedbench.registry import Registry
@@ -327,3 +327,10 @@ def test_an_entry_point_that_registers_nothing_is_a_user_error(
     message = error_of(lambda: defenses.get("net"))
     assert "net" in message
     assert "did you mean net?" not in message
+
+
+def test_a_plugin_without_a_required_method_is_a_user_error() -> None:
+    registry: Registry[Any] = Registry("defense", __name__)
+    registry.register("half_done")(dataclass(frozen=True)(type("HalfDone", (Defense,), {})))
+    message = error_of(lambda: registry.build({"name": "half_done"}))
+    assert message == "defense half_done: HalfDone must define aggregate"

@@ -60,6 +60,17 @@ def test_a_config_in_the_working_folder_comes_before_the_class(folder: Path) -> 
     assert composed("defense=krum", cwd=folder)["defense"]["name"] == "krum"
 
 
+def test_a_malformed_config_is_one_line(folder: Path) -> None:
+    path = folder / "conf" / "defense" / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("name: mine\nkeep: [1\n")
+    ended = fedbench("defense=mine", cwd=folder)
+    assert ended.code == 1
+    (line,) = ended.err
+    assert line.startswith("fedbench: while parsing a flow sequence")
+    assert f'"{path}", line 2' in line
+
+
 @pytest.mark.slow
 def test_a_sweep_compares_it_with_shipped_defenses(folder: Path) -> None:
     ended = succeed("-m", "defense=mine,krum", cwd=folder)

@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
 from fedbench.config import RunConfig
-from fedbench.errors import UserError, one_line
+from fedbench.errors import UserError, print_error
 from fedbench.multirun import resources, worker_pool
 from fedbench.multirun.parent_watch import exit_with_parent
 from fedbench.results.atomic_files import write_atomically
@@ -67,10 +67,9 @@ class SweepCallback(Callback):
             if self.has_workers:
                 _announce_sweep(config, [*by_folder.values()])
         except Exception as error:
-            if (line := one_line(error)) is None:
-                raise
+            print_error(error)
             # Hydra turns an exception of a callback into a warning, but lets SystemExit pass.
-            sys.exit(line)
+            sys.exit(1)
 
     def _list_runs(self, plans: Sequence[Plan], parent: str = "") -> None:
         """Write folder and settings of each run; `parent` if the sweeper picks runs one by one."""

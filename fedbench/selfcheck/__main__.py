@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 from fedbench import __version__
-from fedbench.errors import UserError, one_line
+from fedbench.errors import UserError, print_error
 from fedbench.multirun import resources
 
 DEFAULT_PROCESSES = 2
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resources.check_accelerator(accelerator)
         devices = _devices(accelerator, options.devices)
     except UserError as error:
-        print(one_line(error), file=sys.stderr)
+        print_error(error)
         return 1
     for line in _machine(accelerator, devices):
         print(line, flush=True)

@@ -534,7 +534,11 @@ def test_an_existing_file_is_replaced_whole_or_not_at_all(
     assert files(folder) == ["old.png"]
 
 
-def test_a_traceback_is_printed_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_is_printed_on_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FEDBENCH_TRACEBACK", "1")
-    with pytest.raises(Exception, match="dbaa"):
-        main(["attack=dbaa"])
+    assert main(["attack=dbaa"]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "dbaa" in err
