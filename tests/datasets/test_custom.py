@@ -684,7 +684,7 @@ def test_a_changed_folder_is_read_again(photos: Path) -> None:
             r"cannot read the image .*x",
         ),
         (lambda p: truncate(p / "train" / "cat" / "1.png"), r"cannot read the image .*1.png"),
-        (lambda p: deep(p / "train" / "cat" / "1.png"), "mode I;16 is not 8 bits per channel"),
+        (lambda p: deep(p / "train" / "cat" / "1.png"), "mode I(;16)? is not 8 bits per channel"),
         (
             lambda p: (p / "train" / "cat").rename(p / "cat"),
             "must have a folder of images per class",

@@ -265,6 +265,7 @@ def fake_gpus(n: int = 2) -> Iterator[None]:
         mock.patch("torch.cuda.get_rng_state", _get_rng_state),
         mock.patch("torch.cuda.set_rng_state", _set_rng_state),
         mock.patch("torch.load", load_mapped),
+        torch.backends.cudnn.flags(enabled=False),  # a CUDA build of torch would call it
         torch.serialization.safe_globals([restore]),
         FakeGpuMode(),
     ):

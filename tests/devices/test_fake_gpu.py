@@ -39,7 +39,7 @@ MIXES: dict[str, Callable[[], Any]] = {
     "equal": lambda: torch.equal(ones(), ones("cpu")),
     "where": lambda: torch.where(ones() > 0, ones(), ones("cpu")),
     "mask on another GPU": lambda: ones()[ones("cuda:1") > 0],
-    "GPU index of a CPU tensor": lambda: ones("cpu")[torch.zeros(1, dtype=torch.long).cuda()],
+    "GPU index of a CPU tensor": lambda: ones("cpu")[torch.zeros(1, dtype=torch.long).to("cuda:0")],
     "assign from the CPU": lambda: ones().index_put_((torch.tensor([0, 1]),), torch.ones(2)),
     "index_select": lambda: ones().index_select(0, torch.tensor([0])),
     "index_copy": lambda: ones().index_copy(0, torch.tensor([0]), ones()[:1]),

@@ -40,13 +40,14 @@ def ranks_on(fabric: Fabric, *layers: nn.Module) -> RankGroup:
     config = RunConfig(
         n_clients=5, pmr=0.4, local_epochs=1, batch_size=5, pretrain_rounds=1, model={"name": "own"}
     )
+    attack = ATTACKS.build({"name": "edge_case"})
     with SEEDED:
         torch.manual_seed(0)
         network = nn.Sequential(
             nn.Conv2d(1, 2, 5, stride=4), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 4), *layers
         )
-    attack = ATTACKS.build({"name": "edge_case"})
-    return RankGroup(Sequential(), RankContext(config, data, network, attack, fabric))
+        context = RankContext(config, data, network, attack, fabric)  # saves and restores the state
+    return RankGroup(Sequential(), context)
 
 
 def records(ranks: RankGroup) -> tuple[list[Record], list[float]]:

@@ -20,8 +20,6 @@ from fedbench.defense import DEFENSES
 from fedbench.engine.executors import EXECUTORS
 from fedbench.models import MODELS
 
-pytestmark = pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
-
 # Settings beyond the defaults that use other code, or leave other state behind
 DEFENSE_SETTINGS: dict[str, list[dict[str, Any]]] = {
     "afa": [{"xi": 0.1, "block": 0.6}],

@@ -122,7 +122,6 @@ def test_a_run_starts_from_the_checkpoint_of_another_device(saved_on: str, tmp_p
     assert found == expected
 
 
-@pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
 @pytest.mark.parametrize(
     "overrides",
     [["attack=edge_case"], ["dataset=reddit_sample", "dataset.backdoors=[words]"]],
