@@ -18,7 +18,7 @@ from fedbench.multirun.resources import jobs
 from fedbench.plugin_configs import register_plugin_configs
 
 # Part of every run id. Raise it when the same settings give other numbers or other checkpoints.
-RESULTS_VERSION = 5
+RESULTS_VERSION = 6
 MALICIOUS = ("fixed", "sampled")
 # Settings that do not change the results: paths, tracking, how work is divided among processes.
 # For `pretrained` the content of the file counts instead.

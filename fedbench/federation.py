@@ -59,7 +59,10 @@ class Federation:
         params = start.params + self.config.server_lr * updates.mean(dim=0)
         buffers = buffers.mean(dim=0)
         if not is_finite(params) or not is_finite(buffers):
-            raise UserError(f"lr={self.config.lr}: pretraining diverges, choose a smaller one")
+            raise UserError(
+                f"lr={self.config.lr}: pretraining diverges, choose a smaller learning rate "
+                "(a LightningModule sets its own)"
+            )
         return replace(
             start,
             next_round=start.next_round + 1,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -27,3 +30,21 @@ def generator(seed: int, purpose: str, *keys: int) -> torch.Generator:
 def numpy_generator(seed: int, purpose: str, *keys: int) -> np.random.Generator:
     """Return a numpy generator for one purpose."""
     return np.random.default_rng(derive(seed, purpose, *keys))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of Python, numpy and torch, and restore them afterwards.
+
+    For code of the user's, which may draw from any of them.
+    """
+    python, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-import torch
+from torch import nn
 
 from fedbench import pretraining
 from fedbench.config import RunConfig
@@ -21,7 +21,7 @@ from fedbench.report.partition_figure import PARTITION_FILE, write_partition_fig
 from fedbench.report.tracking import RunInfo, Session
 from fedbench.results.run_dir import Record
 from fedbench.results.summary import summarise
-from fedbench.rng import derive
+from fedbench.rng import derive, seeded
 
 if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
     from lightning.fabric import Fabric
@@ -167,9 +167,11 @@ def build_rank_context(plan: Plan, dataset: Dataset, fabric: Fabric) -> RankCont
     """All clients, with a freshly initialized network."""
     from fedbench.engine.rank_context import RankContext
 
-    torch.manual_seed(derive(plan.config.seed, "init"))
-    network = plan.model.build(dataset.input_shape, dataset.n_classes)
-    return RankContext(plan.config, dataset, network, plan.attack, fabric)
+    def build() -> nn.Module:
+        with seeded(derive(plan.config.seed, "init")):
+            return plan.model.build(dataset.input_shape, dataset.n_classes)
+
+    return RankContext(plan.config, dataset, build(), plan.attack, fabric, rebuild=build)
 
 
 def _run_info(plan: Plan, first_round: int) -> RunInfo:

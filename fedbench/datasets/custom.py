@@ -20,10 +20,10 @@ from fedbench.datasets.custom_readers import (
     read_archive,
     read_data_module,
     read_folder,
-    seeded,
 )
 from fedbench.errors import UserError
 from fedbench.registry import require
+from fedbench.rng import seeded
 from fedbench.user_code import DOTTED, IN_FILE, UserCode, absolute
 
 ARCHIVES = (".npz", ".pt", ".pth")

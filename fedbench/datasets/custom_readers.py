@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,32 +77,30 @@ def read_archive(path: Path) -> UserArrays:
     """Read an .npz or .pt file of arrays. No code in it is executed."""
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                content: Any = {name: archive[name] for name in archive.files}
+            content: Any = _read_npz(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
-        return arrays_of(content)
     except Exception as error:  # numpy, torch, zipfile and pickle raise different types
-        reason = str(error)
-        if "allow_pickle" in reason or "weights_only" in reason.lower():
-            reason = "it holds Python objects, which are never loaded; save arrays of numbers"
-        reason = textwrap.shorten(reason, 200)
-        raise SourceError(reason) from error
+        raise SourceError(_why_unreadable(path, error)) from error
+    return arrays_of(content)
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of Python, numpy and torch, and restore them afterwards."""
-    python, arrays = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(arrays)
+def _read_npz(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):  # numpy would take it for a pickle
+            raise zipfile.BadZipFile
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
+    reason = str(error)
+    if isinstance(error, OSError | MemoryError):
+        return f"cannot be read ({reason})"
+    refused = "allow_pickle" in reason or "weights_only" in reason
+    if refused and "Unsupported operand" not in reason:  # torch's word for bytes of another format
+        return "it holds Python objects, which are never loaded; save arrays of numbers"
+    return f"it is not {'an .npz' if path.suffix == '.npz' else 'a .pt'} file, or it is damaged"
 
 
 def is_data_module(value: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.sgd import sgd
 
-from fedbench.engine.isolation import isolated
+from fedbench.engine.isolation import isolated, without_trainer
 from fedbench.errors import UserError, first_line
+from fedbench.rng import seeded
 
 if TYPE_CHECKING:
     from fedbench.attack import TrainingOverrides
@@ -71,6 +71,14 @@ class LocalTraining:
         if self.hooks is None:
             return default
         return self.hooks.training.lr_in(epoch, self.epochs, default)
+
+    def override_lr(self, optimizer: Optimizer, epoch: int) -> None:
+        """Set the attack's learning rate, if it has one, for the next step."""
+        if self.hooks is not None and self.hooks.training.overrides_lr:
+            for group in optimizer.param_groups:
+                # A scheduler has set lr; the rate that the user chose is then in initial_lr.
+                default = group.setdefault("initial_lr", group["lr"])
+                group["lr"] = self.lr_in(epoch, default)
 
 
 def batch_sizes(n: int, batch_size: int) -> list[int]:
@@ -131,28 +139,20 @@ def train(
 ) -> None:
     """Train `module` in place; `clip_grad` bounds the norm of all gradients together.
 
-    An attack that sets its own learning rate overrides the module's scheduler.
+    An attack that sets its own learning rate overrides that of the module's scheduler.
     """
-    torch.manual_seed(training.seed)
-    optimizer, end_step, end_epoch = _optimizer(module)
-    hooks, decode, step = training.hooks, training.decode, _training_step(module)
-    overrides_lr = hooks is not None and hooks.training.overrides_lr
-    if overrides_lr:
-        end_step = end_epoch = _nothing
-    # A scheduler has already set lr to its first value, which is near 0 in a warm-up.
-    default_lrs = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
-    params = [p for p in module.parameters() if p.requires_grad]
-    n_batches = n_losses = 0
-    with isolated(), _no_logging(module):
+    with seeded(training.seed), isolated(), without_trainer(module):
+        optimizer, end_step, end_epoch = _optimizer(module)
+        hooks, decode, step = training.hooks, training.decode, _training_step(module)
+        params = [p for p in module.parameters() if p.requires_grad]
+        n_batches = n_losses = 0
         for epoch in range(training.epochs):
-            if overrides_lr:
-                for group, lr in zip(optimizer.param_groups, default_lrs, strict=True):
-                    group["lr"] = training.lr_in(epoch, lr)
             for index, (x, y) in enumerate(training.batches(epoch)):
-                for param in params:  # Optimizer.zero_grad costs as much as a small layer
-                    param.grad = None
+                training.override_lr(optimizer, epoch)
                 with fabric.autocast():
                     loss = _loss(step((decode(x), y), index))
+                for param in params:  # Optimizer.zero_grad costs as much as a small layer
+                    param.grad = None
                 n_batches += 1
                 if loss is not None:  # otherwise there are no gradients, and a step does nothing
                     n_losses += 1
@@ -195,6 +195,14 @@ def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
     scale = (max_norm / (nn.utils.get_total_norm(gradients) + 1e-6)).clamp(max=1)
     for gradient in gradients:
         gradient.mul_(scale)
+
+
+def check_loss(loss: Tensor) -> None:
+    """Raise a UserError unless gradients of the loss can be computed."""
+    if loss.numel() != 1:
+        raise UserError(f"training_step must return one number, got shape {tuple(loss.shape)}")
+    if not loss.requires_grad:
+        raise UserError("training_step must return a loss that depends on the parameters")
 
 
 def check_losses(module: LightningModule, n_losses: int, n_batches: int) -> None:
@@ -249,6 +257,8 @@ def _loss(output: Any) -> Tensor | None:
     loss = output["loss"] if isinstance(output, Mapping) and "loss" in output else output
     if loss is not None and not isinstance(loss, Tensor):
         raise UserError(f"training_step must return a loss, got {type(output).__name__}")
+    if loss is not None:
+        check_loss(loss)
     return loss
 
 
@@ -256,19 +266,6 @@ def _clip(optimizer: Optimizer, clip_grad: float | None) -> None:
     if clip_grad is not None:
         params = [param for group in optimizer.param_groups for param in group["params"]]
         nn.utils.clip_grad_norm_(params, clip_grad)
-
-
-@contextmanager
-def _no_logging(module: LightningModule) -> Iterator[None]:
-    """Make `self.log` do nothing; without a Trainer it would warn at every step."""
-    modules = [part for part in module.modules() if isinstance(part, LightningModule)]
-    for part in modules:
-        vars(part).update(log=_nothing, log_dict=_nothing)
-    try:
-        yield
-    finally:
-        for part in modules:
-            del vars(part)["log"], vars(part)["log_dict"]
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from types import CodeType, FunctionType, TracebackType
+import traceback
+from pathlib import Path
+from types import CodeType, FunctionType
 
 import torch
 from lightning.pytorch import LightningModule
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fedbench.data import Dataset
+from fedbench.engine.local_training import Classifier
 from fedbench.errors import UserError, first_line
 
 REQUIRED = ("forward", "training_step", "configure_optimizers")
@@ -26,6 +29,21 @@ def prepare(module: LightningModule, model: str) -> None:
         module.configure_model()
     except Exception as error:
         raise UserError(f"model {model}: {described(error, module)}") from error
+
+
+def check_no_other_lightning(network: nn.Module, model: str) -> None:
+    """Raise a UserError for a module that expects to train itself but would not."""
+    name, bases = type(network).__name__, type(network).__mro__
+    if any(base.__module__.startswith("pytorch_lightning.") for base in bases):
+        raise UserError(
+            f"model {model}: {name} is a LightningModule of the package pytorch_lightning; "
+            "import LightningModule from lightning.pytorch"
+        )
+    if hasattr(network, "training_step") and hasattr(network, "configure_optimizers"):
+        raise UserError(
+            f"model {model}: {name} defines its own training; it must be a LightningModule of "
+            "lightning.pytorch"
+        )
 
 
 def check_parameters(module: nn.Module, model: str, what: str) -> None:
@@ -44,6 +62,7 @@ def check_output(module: nn.Module, dataset: Dataset, model: str) -> None:
     """
     x, y = dataset.x_train[:PROBED], dataset.y_train[:PROBED]
     n, expected = len(x), (*y.shape, dataset.n_classes)
+    network = module.network if isinstance(module, Classifier) else module
     on_gpu = x.device.type == "cuda" and torch.cuda.is_available()
     with torch.random.fork_rng([x.device] if on_gpu else []):
         try:
@@ -56,22 +75,25 @@ def check_output(module: nn.Module, dataset: Dataset, model: str) -> None:
     found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if found != expected:
         raise UserError(
-            f"model {model}: must return logits {expected} for {n} samples, got {found}"
+            f"model {model}: {type(network).__name__} must return logits {expected} for {n} "
+            f"samples, got {found}"
         )
 
 
 def described(error: BaseException, module: nn.Module) -> str:
-    """`Net.training_step: TypeError: ...`, with the first method of the user that was running."""
-    method = _running_method(error.__traceback__, _methods(module))
-    return f"{method or ''}{type(error).__name__}: {first_line(error)}"
-
-
-def _running_method(trace: TracebackType | None, methods: dict[CodeType, str]) -> str | None:
-    while trace is not None:
-        if (name := methods.get(trace.tb_frame.f_code)) is not None:
-            return f"{name}: "
-        trace = trace.tb_next
-    return None
+    """`Net.training_step: TypeError: ... (net.py:12)`: the user's method, and where it failed."""
+    methods, frames = _methods(module), [*traceback.walk_tb(error.__traceback__)]
+    text = f"{type(error).__name__}: {first_line(error)}"
+    running = [methods[frame.f_code] for frame, _ in frames if frame.f_code in methods]
+    if not running:
+        return text
+    files = {code.co_filename for code in methods}
+    place = [
+        (Path(frame.f_code.co_filename).name, line)
+        for frame, line in frames
+        if frame.f_code.co_filename in files
+    ]
+    return f"{running[0]}: {text} ({place[-1][0]}:{place[-1][1]})"
 
 
 def _methods(module: nn.Module) -> dict[CodeType, str]:

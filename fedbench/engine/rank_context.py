@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from lightning.fabric import Fabric
@@ -28,11 +28,12 @@ class RankContext:
         network: nn.Module,
         attack: Attack,
         fabric: Fabric,
+        rebuild: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.config = config
         self.dataset = dataset
         self.attack = attack
-        self.replica = ModelReplica(config, dataset, network, fabric)
+        self.replica = ModelReplica(config, dataset, network, fabric, rebuild)
         self.selection = Selection(config, attack.active)
         self.data = ClientData(config, dataset, attack, self.selection.malicious)
         self.evaluator = Evaluator(dataset, self.replica)

@@ -146,7 +146,8 @@ class RankGroup:
         except Exception as error:
             who = ", ".join(str(participant.client) for participant in participants)
             reason = described(error, self.rank_context.replica.module)
-            raise ClientError(f"client {who} in round {round_.index}: {reason}") from error
+            when = "pretraining" if round_.index < 0 else f"round {round_.index}"
+            raise ClientError(f"client {who} in {when}: {reason}") from error
 
     def _raise_anywhere(self, failure: UserError | None) -> None:
         """Raise any rank's failure on all ranks, so that none waits for another."""

@@ -35,14 +35,14 @@ class SequentialBackend(Backend):
     ) -> None:
         replica = self.replica
         for training, row in zip(trainings, out, strict=True):
-            replica.layout.write(*start)
+            module, layout = replica.client()
+            layout.write(*start)
             if self.captured is not None:
                 self.captured.train(training)
             else:
-                replica.train_mode()
-                train(replica.module, training, replica.fabric, replica.clip_grad)
-            replica.layout.read_params(out=row.params)
-            replica.layout.read_buffers(out=row.buffers)
+                train(module, training, replica.fabric, replica.clip_grad)
+            layout.read_params(out=row.params)
+            layout.read_buffers(out=row.buffers)
 
 
 class CapturedTraining:

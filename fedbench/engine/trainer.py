@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -25,9 +25,16 @@ from torch.optim import Optimizer
 from fedbench.engine.executors import Backend
 from fedbench.engine.flat_parameters import FlatModel, ParameterLayout
 from fedbench.engine.isolation import isolated
-from fedbench.engine.local_training import Batch, LocalTraining, batch_sizes, check_losses
+from fedbench.engine.local_training import (
+    Batch,
+    LocalTraining,
+    batch_sizes,
+    check_loss,
+    check_losses,
+)
 from fedbench.engine.model_replica import ModelReplica
-from fedbench.errors import UserError, first_line
+from fedbench.errors import UserError
+from fedbench.rng import seeded
 
 # Lightning's warnings about a validation that clients do not have, and about its own internals
 CHATTER = (
@@ -41,7 +48,7 @@ CHATTER = (
 
 
 class TrainerBackend(Backend):
-    """A new Trainer and a copy of the module for each client, so that clients share no state."""
+    """A new Trainer and a new module for each client, so that clients share no state."""
 
     name = "trainer"
 
@@ -64,16 +71,14 @@ class TrainerBackend(Backend):
         self, start: FlatModel, trainings: Sequence[LocalTraining], out: Sequence[FlatModel]
     ) -> None:
         for training, row in zip(trainings, out, strict=True):
-            self.replica.layout.write(*start)
-            self.replica.train_mode()
-            client = copied(self.replica.module)
+            client, layout = self.replica.new_client()
+            layout.write(*start)
             self._train(client, training)
             self._read(client, row)
 
     def _train(self, client: LightningModule, training: LocalTraining) -> None:
         fabric, strategy = self.replica.fabric, ClientStrategy(self.replica, training)
-        torch.manual_seed(training.seed)
-        with isolated(), _usual_signals():
+        with seeded(training.seed), isolated(), _usual_signals():
             trainer = Trainer(
                 accelerator=RankAccelerator(),
                 strategy=strategy,
@@ -124,6 +129,12 @@ class ClientStrategy(SingleDeviceStrategy):
         self.n_batches = self.n_losses = self.n_backward = 0
         self._step_depth = 0  # an optimizer's step may call that of its base class
 
+    def setup(self, trainer: Trainer) -> None:
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.save_last == "link":
+                callback.save_last = True  # no link to a file that is not written
+        super().setup(trainer)
+
     def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)
         module, hooks = self.module, self.training.hooks
@@ -131,8 +142,6 @@ class ClientStrategy(SingleDeviceStrategy):
             return
         named = dict(module.named_parameters())
         self.params = [named[name] for name in self.layers if name in named]
-        if hooks.training.overrides_lr and module.automatic_optimization:
-            self.lr_scheduler_configs = []
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
@@ -155,20 +164,19 @@ class ClientStrategy(SingleDeviceStrategy):
     ) -> Tensor:
         """Backpropagate the attack's objective, for automatic optimization and manual_backward."""
         self.n_backward += 1
+        check_loss(closure_loss)
         if self.training.hooks is not None:
+            # Lightning divides the loss by the number of batches that share a step.
+            n = self.module.trainer.accumulate_grad_batches
             # manual_backward runs inside the autocast region of training_step
             with torch.autocast(self.root_device.type, enabled=False):
-                closure_loss = self.training.hooks.objective(closure_loss, self.params)
+                closure_loss = self.training.hooks.objective(closure_loss * n, self.params) / n
         return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Set the attack's learning rate, which overrides the module's schedulers."""
-        hooks = self.training.hooks
+        """Set the attack's learning rate, which overrides that of the module's schedulers."""
         self._step_depth += 1
-        if hooks is not None and hooks.training.overrides_lr:
-            for group in optimizer.param_groups:
-                default = group.setdefault("initial_lr", group["lr"])
-                group["lr"] = self.training.lr_in(self.module.current_epoch, default)
+        self.training.override_lr(optimizer, self.module.current_epoch)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._step_depth -= 1
@@ -256,17 +264,6 @@ class ClientBatches:
     def __iter__(self) -> Iterator[Batch]:
         for x, y in self.training.batches(self.trainer.current_epoch):
             yield self.training.decode(x), y
-
-
-def copied(module: LightningModule) -> LightningModule:
-    """A copy of the module for one client."""
-    try:
-        return copy.deepcopy(module)
-    except Exception as error:
-        raise UserError(
-            f"{type(module).__name__}: cannot be copied for each client "
-            f"({type(error).__name__}: {first_line(error)})"
-        ) from error
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 The fast loop (`local_training.train`) calls `training_step` and steps one optimizer and one
 scheduler. A module that relies on anything else of Lightning needs the Trainer. In doubt the answer
-is that it does: that costs time, but no correctness.
+is that it does: that costs time, but no correctness. What this module cannot see, such as a
+function outside the class that reads `current_epoch`, is an error in the fast loop
+(`isolation.NoTrainer`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,6 @@ IGNORED_CALLS = ("log", "log_dict")
 NOT_TRAINING = re.compile(
     "validation|test|predict|dataloader|checkpoint|onnx|torchscript|tensorrt|freeze"
 )
-BEFORE_TRAINING = ("__init__", *HONORED[2:])  # may set attributes: they run anew for each client
 TRAINER_STATE = {"trainer", "_trainer", "_fabric"}
 
 
@@ -82,48 +83,31 @@ def overrides(module: LightningModule, name: str) -> bool:
 
 
 def _code_reason(module: LightningModule) -> str | None:
-    """A use of the Trainer, or of state that clients would share, in the user's own methods."""
+    """A use of the Trainer in the user's own methods."""
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         return f"{type(module).__name__}.training_step takes dataloader_iter"
     for part in module.modules():
         if not isinstance(part, LightningModule) or type(part) is Classifier:
             continue
-        methods, where = _own_methods(type(part)), type(part).__name__
-        for method, (read, _) in methods.items():
+        for method, read in _own_methods(type(part)).items():
             if used := sorted(read & trainer_attributes()):
-                return f"{where}.{method} uses self.{used[0]}"
-        for method in _reached_from("training_step", methods):
-            if stored := sorted(methods[method][1]):
-                return f"{where}.{method} sets the attribute {stored[0]}"
+                return f"{type(part).__name__}.{method} uses self.{used[0]}"
     return None
 
 
-def _own_methods(cls: type) -> dict[str, tuple[set[str], set[str]]]:
-    """The attributes that each of the user's methods reads and sets, evaluation left out."""
-    methods: dict[str, tuple[set[str], set[str]]] = {}
+def _own_methods(cls: type) -> dict[str, set[str]]:
+    """The attributes that each of the user's methods reads; Lightning's evaluation is left out."""
+    methods: dict[str, set[str]] = {}
     for base in reversed([base for base in cls.__mro__ if base not in LightningModule.__mro__]):
         for name, attribute in vars(base).items():
-            if NOT_TRAINING.search(name):
+            if hasattr(LightningModule, name) and NOT_TRAINING.search(name):
                 continue
-            read, stored = methods.setdefault(name, (set(), set()))
+            read = methods.setdefault(name, set())
             for function in _functions(attribute):
                 for instruction in _instructions(function.__code__):
                     if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                         read.add(str(instruction.argval))
-                    elif instruction.opname == "STORE_ATTR":
-                        stored.add(str(instruction.argval))
     return methods
-
-
-def _reached_from(start: str, methods: dict[str, tuple[set[str], set[str]]]) -> list[str]:
-    """The methods that `start` may call, itself and `forward` included."""
-    reached, waiting = [], [start, "forward"]
-    while waiting:
-        name = waiting.pop(0)
-        if name in methods and name not in reached and name not in BEFORE_TRAINING:
-            reached.append(name)
-            waiting += sorted(methods[name][0])
-    return reached
 
 
 def _functions(attribute: Any) -> Iterator[FunctionType]:
@@ -155,12 +139,24 @@ def _optimizer_reason(module: LightningModule) -> str | None:
             f"{name}.configure_optimizers returns {len(optimizers)} optimizers: set "
             "self.automatic_optimization = False and step them in training_step, or return one"
         )
-    closure = inspect.signature(optimizers[0].step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        return f"{type(optimizers[0]).__name__} needs a closure"
+    if (reason := _step_reason(optimizers[0])) is not None:
+        return reason
     if len(schedulers) > 1:
         return f"{name} has {len(schedulers)} schedulers"
     return _scheduler_reason(schedulers[0]) if schedulers else None
+
+
+def _step_reason(optimizer: Optimizer) -> str | None:
+    """The Trainer calls `zero_grad` and passes a closure to `step`; the fast loop does neither."""
+    kind = type(optimizer).__name__
+    for name in ("step", "zero_grad"):
+        owner = next(cls for cls in type(optimizer).__mro__ if name in vars(cls))
+        if owner.__module__.partition(".")[0] != "torch":
+            return f"{kind} defines {name}"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return f"{kind} has hooks"
+    closure = inspect.signature(optimizer.step).parameters["closure"]
+    return f"{kind} needs a closure" if closure.default is inspect.Parameter.empty else None
 
 
 def _scheduler_reason(config: LRSchedulerConfig) -> str | None:

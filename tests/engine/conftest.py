@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,18 +20,26 @@ from fedbench.engine.rank_context import RankContext
 
 @pytest.fixture
 def make_rank_context(sample: Dataset, fabric: Fabric) -> MakeRankContext:
-    """Return a factory of rank_contexts: 8 clients, 3 malicious, and a small network."""
+    """Return a factory of rank_contexts: 8 clients, 3 malicious, and a small network.
+
+    A network is copied for each client that needs a new one; a function builds it again.
+    """
 
     def make(
-        network: nn.Module | None = None, attack: str = "none", **settings: Any
+        network: nn.Module | Callable[[], nn.Module] | None = None,
+        attack: str = "none",
+        **settings: Any,
     ) -> RankContext:
         defaults = {"n_clients": 8, "pmr": 0.4, "batch_size": 16, "model": {"name": "small"}}
         torch.manual_seed(0)
         network = network or nn.Sequential(
             nn.Flatten(), nn.Linear(784, 24), nn.ReLU(), nn.Linear(24, 10)
         )
+        rebuild = None if isinstance(network, nn.Module) else network
+        network = network if isinstance(network, nn.Module) else network()
         built = ATTACKS.build({"name": attack, **ATTACK_SETTINGS[attack]})
-        rank_context = RankContext(RunConfig(**defaults | settings), sample, network, built, fabric)
+        config = RunConfig(**defaults | settings)
+        rank_context = RankContext(config, sample, network, built, fabric, rebuild)
         layout = rank_context.replica.layout
         context = rank_context.backdoor_context(layout.read_params(), layout.read_buffers())
         patch = BACKDOORS.build({"name": "patch"})

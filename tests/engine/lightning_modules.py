@@ -164,7 +164,6 @@ NEED_TRAINER: dict[type[Plain], str] = {
     Frequency: "StepLR has a frequency of 2",
     Clipping: "Clipping overrides configure_gradient_clipping",
     Averaged: "Averaged overrides configure_callbacks",
-    Remembering: "Remembering.training_step sets the attribute n_steps",
     Epochs: "Epochs.training_step uses self.current_epoch",
     Lbfgs: "LBFGS needs a closure",
 }
@@ -188,9 +187,11 @@ class EpochBatches:
             yield self.decode(x), y
 
 
-def by_hand(module: LightningModule, training: LocalTraining, **settings: Any) -> FlatModel:
-    """Train a copy of the module with an ordinary Trainer."""
-    client = copy.deepcopy(module)
+def by_hand(
+    module: LightningModule, training: LocalTraining, copied: bool = True, **settings: Any
+) -> FlatModel:
+    """Train a copy of the module, or the module itself, with an ordinary Trainer."""
+    client = copy.deepcopy(module) if copied else module
     torch.manual_seed(training.seed)
     trainer = Trainer(
         accelerator="cpu",

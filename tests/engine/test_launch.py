@@ -259,16 +259,18 @@ import torch
 class FailingNetwork(torch.nn.Sequential):
     # Raises, or kills its process, on one rank after some rounds.
 
+    steps = 0  # of all clients of this rank
+
     def __init__(self, failure, rank):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(784, 10))
-        self.failure, self.rank, self.steps = failure, rank, 0
+        self.failure, self.rank = failure, rank
 
     def forward(self, x):
         try:
             rank = torch.distributed.get_rank()
         except ValueError:  # a single process has no group
             rank = 0
-        self.steps += self.training
+        FailingNetwork.steps += self.training
         if self.training and self.steps > 400 and rank == self.rank:
             if self.failure == "raise":
                 raise ArithmeticError("broken layer")
@@ -292,7 +294,8 @@ def test_run_fails_if_a_client_raises(devices: int, rank: int, tmp_path: Path) -
     ended, folder = run_and_fail("raise", rank, devices, tmp_path)
     assert ended.code == 1
     (line,) = ended.err
-    reason = r"client \d+ in round \d+: FailingNetwork.forward: ArithmeticError: broken layer"
+    error = r"FailingNetwork.forward: ArithmeticError: broken layer \(theirs.py:\d+\)"
+    reason = rf"client \d+ in round \d+: {error}"
     assert re.fullmatch(f"fedbench: {reason}", line), line
     assert summary(folder)["status"] == "failed"
     assert re.search(reason, summary(folder)["error"])

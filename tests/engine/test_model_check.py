@@ -42,10 +42,13 @@ class Failing(Wordy):
 @pytest.mark.parametrize(
     ("network", "line"),
     [
-        (linear(n_out=9), "must return logits (2, 10) for 2 samples, got (2, 9)"),
-        (nn.Conv2d(1, 10, 3), "must return logits (2, 10) for 2 samples, got (2, 10, 26, 26)"),
-        (nn.Linear(28, 10), "must return logits (2, 10) for 2 samples, got (2, 1, 28, 10)"),
-        (Wordy(), "must return logits (2, 10) for 2 samples, got dict"),
+        (linear(n_out=9), "Sequential must return logits (2, 10) for 2 samples, got (2, 9)"),
+        (
+            nn.Conv2d(1, 10, 3),
+            "Conv2d must return logits (2, 10) for 2 samples, got (2, 10, 26, 26)",
+        ),
+        (nn.Linear(28, 10), "Linear must return logits (2, 10) for 2 samples, got (2, 1, 28, 10)"),
+        (Wordy(), "Wordy must return logits (2, 10) for 2 samples, got dict"),
         (
             linear(n_in=700),
             "fails on 2 samples of shape (1, 28, 28): RuntimeError: mat1 and mat2 shapes cannot be "
@@ -54,7 +57,7 @@ class Failing(Wordy):
         (
             Failing(),
             "fails on 2 samples of shape (1, 28, 28): Failing.forward: AttributeError: 'Tensor' "
-            "object has no attribute 'nothing'",
+            "object has no attribute 'nothing' (test_model_check.py:39)",
         ),
         (nn.Flatten(), "Flatten must have trainable parameters, got none"),
         (linear().requires_grad_(False), "Sequential must have trainable parameters, got none"),
@@ -84,7 +87,8 @@ def test_a_failing_configure_model(make_rank_context: MakeRankContext) -> None:
         def configure_model(self) -> None:
             raise ValueError("no width")
 
-    line = r"^model small: Unready\.configure_model: ValueError: no width$"
+    place = r"\(test_model_check\.py:\d+\)"
+    line = rf"^model small: Unready\.configure_model: ValueError: no width {place}$"
     with pytest.raises(UserError, match=line):
         make_rank_context(Unready())
 

@@ -23,6 +23,7 @@ from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from lightning_modules import (
     NEED_TRAINER,
     Clipping,
+    Epochs,
     Manual,
     Plain,
     Remembering,
@@ -351,7 +352,7 @@ def test_trained_clients_are_freed(
         clients.append(weakref.ref(client))
         return client
 
-    monkeypatch.setattr("fedbench.engine.trainer.copied", recording)
+    monkeypatch.setattr("fedbench.engine.model_replica._copied", recording)
     context = make_rank_context(Plain(), attack="constrain_and_scale")
     gc.disable()
     try:
@@ -582,8 +583,8 @@ def test_failures_name_the_users_method(make_rank_context: MakeRankContext) -> N
 
 
 def test_first_line_of_a_run_gives_the_reason(make_rank_context: MakeRankContext) -> None:
-    ranks = RankGroup(Auto(), make_rank_context(Remembering()))
-    reason = NEED_TRAINER[Remembering]
+    ranks = RankGroup(Auto(), make_rank_context(Epochs()))
+    reason = NEED_TRAINER[Epochs]
     assert str(ranks) == f"trainer ({reason}) on 1 process"
     assert str(RankGroup(LightningTrainer(), make_rank_context())) == "trainer on 1 process"
     assert str(RankGroup(Auto(), make_rank_context(Plain()))) == "sequential on 1 process"

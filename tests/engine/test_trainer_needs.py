@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import pytest
@@ -119,6 +118,13 @@ def test_each_use_of_the_trainer_is_seen(name: str) -> None:
     assert why_trainer(type("Net", (parent,), {})()) == reason
 
 
+@pytest.mark.parametrize("name", ["maybe_unfreeze", "predict_logits", "update_latest"])
+def test_helpers_may_have_the_names_of_evaluation(name: str) -> None:
+    """Only Lightning's own hooks of evaluation are left out."""
+    helper = type("Net", (Plain,), {name: lambda self: self.current_epoch})
+    assert why_trainer(helper()) == f"Net.{name} uses self.current_epoch"
+
+
 def test_parts_that_are_lightning_modules_are_looked_at() -> None:
     class Part(Plain):
         def forward(self, x: Tensor) -> Tensor:
@@ -130,30 +136,6 @@ def test_parts_that_are_lightning_modules_are_looked_at() -> None:
             self.part = Part()
 
     assert why_trainer(Whole()) == "Part.forward uses self.current_epoch"
-
-
-class StoringForward(Plain):
-    def forward(self, x: Tensor) -> Tensor:
-        self.features = self.layers[:2](x)
-        return self.layers[2:](self.features)  # type: ignore[no-any-return]
-
-
-class StoringHelper(Plain):
-    def loss(self, batch: Batch) -> Tensor:
-        return super().loss(batch) + self._count
-
-    @cached_property
-    def _count(self) -> float:
-        self.n = 1
-        return 0.0
-
-
-@pytest.mark.parametrize(
-    ("kind", "where"),
-    [(StoringForward, "forward sets the attribute features"), (StoringHelper, "_count sets the")],
-)
-def test_state_that_clients_would_share_needs_the_trainer(kind: type[Plain], where: str) -> None:
-    assert str(why_trainer(kind())).startswith(f"{kind.__name__}.{where}")
 
 
 def configured(function: Any) -> type[Plain]:
@@ -202,6 +184,35 @@ class Foreign:
     ],
 )
 def test_other_schedulers_need_the_trainer(function: Any, reason: str) -> None:
+    assert why_trainer(configured(function)()) == reason
+
+
+class OwnStep(SGD):
+    """As SAM does, it may call the closure itself."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class OwnZeroGrad(SGD):
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+
+
+def with_hook(sgd: SGD) -> SGD:
+    sgd.register_step_pre_hook(lambda *_: None)
+    return sgd
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda sgd: OwnStep(sgd.param_groups, lr=0.1), "OwnStep defines step"),
+        (lambda sgd: OwnZeroGrad(sgd.param_groups, lr=0.1), "OwnZeroGrad defines zero_grad"),
+        (with_hook, "SGD has hooks"),
+    ],
+)
+def test_optimizers_that_the_fast_loop_would_drive_differently(function: Any, reason: str) -> None:
     assert why_trainer(configured(function)()) == reason
 
 
