@@ -16,7 +16,8 @@ from torch import Tensor
 from fedbench.attack import ATTACKS, Attack, AttackView
 from fedbench.backdoor import BACKDOORS
 from fedbench.data import Dataset
-from fedbench.defense import DEFENSES
+from fedbench.defense import DEFENSES, Aggregate, ServerView
+from fedbench.defenses.fedavg import FedAvg
 from fedbench.engine.executors import EXECUTORS
 from fedbench.models import MODELS
 
@@ -58,6 +59,19 @@ def cases(names: list[str], settings: dict[str, list[dict[str, Any]]]) -> list[d
 @pytest.mark.parametrize("defense", cases(published(DEFENSES), DEFENSE_SETTINGS), ids=str)
 def test_every_defense(defense: dict[str, Any], tmp_path: Path) -> None:
     assert_same_on_gpus(Setting(defense, "constrain_and_scale"), tmp_path)
+
+
+class ChecksView(FedAvg):
+    """A user's defense may combine any tensors of its inputs."""
+
+    def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
+        given = (updates, view.client_ids, view.global_params, view.initial_params)
+        assert {tensor.device for tensor in given} == {updates.device}
+        return super().aggregate(updates, state, view)
+
+
+def test_all_inputs_of_a_defense_are_on_one_device(tmp_path: Path) -> None:
+    assert_same_on_gpus(Setting(ChecksView()), tmp_path)
 
 
 @pytest.mark.parametrize("attack", cases(published(ATTACKS), ATTACK_SETTINGS), ids=str)
