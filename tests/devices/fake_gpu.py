@@ -129,7 +129,9 @@ class FakeGpuTensor(Tensor):
 
 def restore(real: Tensor, index: int) -> Tensor:
     """A saved tensor: on the GPU it was saved from, or where `map_location` puts it."""
-    where = _map_location.get()
+    where, n_gpus = _map_location.get(), torch.cuda.device_count()
+    if where is None and index >= n_gpus:
+        raise RuntimeError(f"Attempting to deserialize object on CUDA device {index} of {n_gpus}")
     gpu = torch.device("cuda", index) if where is None else _gpu(where)
     return real if gpu is None else FakeGpuTensor(real, gpu)
 

@@ -20,7 +20,12 @@ from fedbench import preview
 from fedbench.config import RunConfig
 from fedbench.data import DATASETS
 from fedbench.federation import Federation
-from fedbench.results.checkpoint import next_round_of
+from fedbench.results.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    next_round_of,
+    save_checkpoint,
+)
 from fedbench.single_run import run
 
 
@@ -138,6 +143,19 @@ def test_previews_are_drawn_from_samples_on_a_gpu(
             command = [*overrides, *small, "--samples", "2", "--to", f"{device}.png"]
             assert preview.main(command) == 0
     assert Path("cpu.png").read_bytes() == Path("cuda:1.png").read_bytes()
+
+
+def test_checkpoints_of_a_machine_with_more_gpus_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    with fake_gpus(2):
+        vector = torch.zeros(3, device="cuda:1")
+        save_checkpoint(path, Checkpoint(-2, vector, vector, vector, vector, {"sum": vector}))
+    with fake_gpus(1):
+        assert next_round_of(path) == -2
+        state = load_checkpoint(path, torch.device("cuda:0")).defense_state
+        assert state["sum"].device == torch.device("cuda:0")
+        with pytest.raises(RuntimeError, match="CUDA device 1 of 1"):
+            torch.load(path)
 
 
 def test_a_whole_checkpoint_is_not_read_to_see_whether_pretraining_is_due(tmp_path: Path) -> None:
