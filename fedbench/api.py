@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,15 @@ import yaml
 
 from fedbench.command import start_runs
 from fedbench.composition import overrides_of, sweep_overrides_of
+from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.results.frames import frame_of, load_clients, load_rounds
 
 if TYPE_CHECKING:
     import pandas as pd
+
+ONE_VALUE = "fedbench.run takes one value per setting; fedbench.sweep takes several"
+ONE_VALUE_EACH = {field.name for field in fields(RunConfig)} - {"n_clients", "attack_rounds"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,14 +113,22 @@ def run(*overrides: str, **settings: Any) -> FinishedRun:
         >>> result.rounds[["round", "MA", "BA"]].shape
         (2, 3)
     """
+    _check_one_value(settings)
     found, *others = start_runs([*overrides, *overrides_of(settings)])
     if others:
-        raise UserError("fedbench.run takes one value per setting; fedbench.sweep takes several")
+        raise UserError(ONE_VALUE)
     if found.status != "finished":
         raise RuntimeError(f"{found.folder} {found.status}: {found.reason}")
     config = yaml.safe_load((found.folder / "config.yaml").read_text(encoding="utf-8"))
     summary = json.loads((found.folder / "summary.json").read_text(encoding="utf-8"))
     return FinishedRun(found.folder, config, summary)
+
+
+def _check_one_value(settings: Mapping[str, Any]) -> None:
+    """Raise a UserError for a list, except for a setting that is one."""
+    for key, value in settings.items():
+        if isinstance(value, list | tuple | range) and key in ONE_VALUE_EACH:
+            raise UserError(f"{key}={value}: {ONE_VALUE}")
 
 
 def sweep(*overrides: str, **settings: Any) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -15,6 +16,8 @@ from yaml import MarkedYAMLError
 
 PREFIX = "fedbench: "  # of user errors on the command line
 WARNING = f"{PREFIX}warning: "
+FEDBENCH, STDLIB = Path(__file__).parent, Path(os.__file__).parent
+INSTALLED = {"site-packages", "dist-packages"}  # names of the folders of libraries
 
 
 class UserError(Exception):
@@ -52,6 +55,39 @@ def one_line(error: BaseException) -> str | None:
     else:
         return None
     return PREFIX + " ".join(message.split())
+
+
+def failure(error: BaseException) -> str:
+    """Describe an exception of the user's code in one line, with the place where it was raised."""
+    reason, place = str(error), _place(error)
+    if isinstance(error, SyntaxError):
+        reason = error.msg  # without the place, which Python appends
+    described = " ".join(f"{type(error).__name__}: {reason}".split()).removesuffix(":")
+    return f"{described}{place and f' ({place})'}; FEDBENCH_TRACEBACK=1 shows the traceback"
+
+
+def _place(error: BaseException) -> str:
+    """Return `file:line` of the user's last line, not of a library that it called.
+
+    If the user's code is itself installed, this is the last line in the folder of the first.
+    """
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
+    lines = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    lines = [(path, number) for path, number in lines if not _is_internal(path)]
+    own = [(path, number) for path, number in lines if not _is_installed(path)]
+    own = own or [line for line in lines if line[0].parent == lines[0][0].parent]
+    return "{}:{}".format(*own[-1]) if own else ""
+
+
+def _is_internal(path: Path) -> bool:
+    """Whether a file belongs to fedbench or to Python, such as `<frozen importlib>`."""
+    in_python = path.is_relative_to(STDLIB) and not _is_installed(path)
+    return in_python or path.is_relative_to(FEDBENCH) or path.name.startswith("<")
+
+
+def _is_installed(path: Path) -> bool:
+    return not INSTALLED.isdisjoint(path.parts)
 
 
 def print_error(error: BaseException) -> None:

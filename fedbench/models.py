@@ -242,15 +242,24 @@ class Custom(Model):
         """Import the module and check its arguments, before any data is loaded."""
         if self.target is None:
             raise ValueError("target must be set, to my_module.Net or path/to/file.py:Net")
-        self._code.check_arguments(self._code.load())
+        self._code.check_arguments(self._loaded())
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
-        function = self._code.load()
-        module = self._code.call(function, sample_shape=sample_shape, n_classes=n_classes)
+        module = self._code.call(self._loaded(), sample_shape=sample_shape, n_classes=n_classes)
         if not isinstance(module, nn.Module):
             got = type(module).__name__
             raise UserError(f"model.target={self.target}: must build an nn.Module, got {got}")
         return module
+
+    def _loaded(self) -> Any:
+        function = self._code.load()
+        if not callable(function) or isinstance(function, nn.Module):
+            got = type(function).__name__
+            raise UserError(
+                f"model.target={self.target}: must be a class or a function, "
+                f"got an object of type {got}"
+            )
+        return function
 
     @property
     def _code(self) -> UserCode:

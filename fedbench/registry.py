@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.errors import UserError, first_line, nearest
+from fedbench.errors import UserError, failure, first_line, nearest
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
@@ -57,11 +58,28 @@ class Registry(Generic[T]):
             if name not in plugins:
                 raise UserError(f"no {self.kind} is called {name!r}{nearest(name, self.names())}")
             self._check_unique(name)
-            plugins[name].load()
-            if name not in self._classes:
-                where = plugins[name].value
-                raise UserError(f"{where} registers no {self.kind} called {name}")
+            self._load(plugins[name])
         return self._classes[name]
+
+    def _load(self, plugin: EntryPoint) -> None:
+        """Import a plugin. Raise a UserError if that fails, or if it has another name."""
+        try:
+            plugin.load()
+        except UserError:
+            raise
+        except Exception as error:
+            for name in self._names_in(plugin.module):  # the rest of the file was not executed
+                del self._classes[name]
+            raise UserError(f"{self.kind} {plugin.name}: {failure(error)}") from error
+        if plugin.name not in self._classes:
+            file = getattr(sys.modules[plugin.module], "__file__", plugin.value)
+            names = self._names_in(plugin.module)
+            found = f"{', '.join(names)}, not {plugin.name}" if names else f"no {self.kind}"
+            decorator = f'@{self.kind.upper()}S.register("{plugin.name}")'
+            raise UserError(f"{file}: registers {found}; write {decorator}")
+
+    def _names_in(self, module: str) -> list[str]:
+        return [name for name, cls in self._classes.items() if cls.__module__ == module]
 
     def _check_unique(self, name: str) -> None:
         """Raise a UserError if a file of the working folder has the name of a shipped plugin."""
@@ -81,7 +99,10 @@ class Registry(Generic[T]):
         fields = dict(settings)
         name = fields.pop("name", None)
         if name is None:
-            raise UserError(f"{self.kind} has no name{nearest('', self.names())}")
+            raise UserError(
+                f"{self.kind} has no name; its config must say `name: ...`"
+                f"{nearest('', self.names())}"
+            )
         if not isinstance(name, str):
             raise UserError(f"{self.kind}.name={name}: must be a name{nearest('', self.names())}")
         cls = self.get(name)

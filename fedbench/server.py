@@ -49,7 +49,7 @@ class Server:
         server_lr: float = 1.0,
         seed: int = 0,
     ) -> None:
-        self.defense = DEFENSES.build({"name": defense}) if isinstance(defense, str) else defense
+        self.defense = _built(defense)
         self.server_lr, self.seed = server_lr, seed
         self.params = None if params is None else _flat(params)
         self.layers = _slices(params) if isinstance(params, Mapping) else None
@@ -84,7 +84,7 @@ class Server:
 
     def _rows(self, updates: Any) -> Tensor:
         """Convert the updates to a tensor [N, P] that the defense accepts."""
-        rows = torch.as_tensor(updates).detach()
+        rows = _tensor("updates", updates, "[N, P]").detach()
         if self.params is not None:
             rows = rows.to(self.params)
         elif not rows.is_floating_point():
@@ -130,9 +130,34 @@ def aggregate(
     return Server(defense, params, seed=seed).aggregate(updates, client_ids)
 
 
+def _built(defense: Defense | str) -> Defense:
+    if isinstance(defense, str):
+        return DEFENSES.build({"name": defense})
+    if not isinstance(defense, Defense):
+        raise UserError(f"defense: must be a defense or the name of one, got {_kind(defense)}")
+    return defense
+
+
+def _tensor(name: str, value: Any, shape: str) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{name}: must be numbers of shape {shape} ({reason})") from error
+
+
 def _flat(params: Params) -> Tensor:
-    tensors = [params] if isinstance(params, Tensor) else params.values()
+    tensors = [*params.values()] if isinstance(params, Mapping) else [params]
+    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        got = next((_kind(t) for t in tensors if not isinstance(t, Tensor)), "an empty dict")
+        raise UserError(
+            f"params: must be a tensor [P] or dict(model.named_parameters()), got {got}"
+        )
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])  # [P]
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _slices(params: Mapping[str, Tensor]) -> dict[str, slice]:
@@ -142,7 +167,7 @@ def _slices(params: Mapping[str, Tensor]) -> dict[str, slice]:
 
 def _client_ids(given: Any, rows: Tensor) -> Tensor:
     n = len(rows)
-    ids = torch.arange(n) if given is None else torch.as_tensor(list(given))
+    ids = torch.arange(n) if given is None else _tensor("client_ids", list(given), "[N]")
     if ids.shape != (n,) or ids.is_floating_point() or len(ids.unique()) < n:
         raise UserError(f"client_ids: must be {n} different integers, got {ids.tolist()}")
     return ids.to(rows.device)

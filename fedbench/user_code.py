@@ -14,14 +14,13 @@ import inspect
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbench.errors import UserError, nearest
+from fedbench.errors import UserError, failure, nearest
 
 IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
@@ -42,13 +41,14 @@ class UserCode:
         """Import it. Raise a UserError, which names the setting, if that fails."""
         _put_first(Path.cwd())  # console scripts and notebooks may not have it
         if match := IN_FILE.fullmatch(self.path):
-            module, name = self._import_file(absolute(match["file"])), match["name"]
+            home, name = match["file"], match["name"]
+            module = self._import_file(absolute(home))
         elif self.path.endswith(".py") and (file := absolute(self.path)).is_file():
             names = _defined(self._import_file(file)) or [self.example]
             raise self._error(f"must name what to use, {self.path}:{names[0]}", names[1:])
         elif DOTTED.fullmatch(self.path):
-            parent, _, name = self.path.rpartition(".")
-            module = self._import_dotted(parent)
+            home, _, name = self.path.rpartition(".")
+            module = self._import_dotted(home)
         else:
             raise self._error(
                 f"must be my_package.my_module.{self.example} or path/to/file.py:{self.example}"
@@ -56,16 +56,18 @@ class UserCode:
         if not hasattr(module, name):
             own = _defined(module)
             near = _did_you_mean(name, vars(module)) if len(own) < 2 else nearest(name, own)
-            raise self._error(f"{getattr(module, '__name__', module)} has no {name}{near}")
+            raise self._error(f"{home} has no {name}{near}")
         return getattr(module, name)
 
     def check_arguments(self, function: Callable[..., Any]) -> None:
         """Raise a UserError for an argument that `function` does not have."""
         parameters = _parameters(function)
+        if parameters is None:
+            return
         if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
             return
         named = _named(parameters)
-        for name, value in self.arguments.items() if parameters else ():
+        for name, value in self.arguments.items():
             if name not in named:
                 raise UserError(
                     f"{self._group}.arguments.{name}={value}: {self._name_of(function)} has no "
@@ -78,7 +80,7 @@ class UserCode:
         An exception of the user's code becomes a UserError.
         """
         self.check_arguments(function)
-        parameters = _parameters(function)
+        parameters = _parameters(function) or {}
         named = _named(parameters)
         given = {key: value for key, value in offered.items() if key in named}
         given |= self.arguments
@@ -96,7 +98,7 @@ class UserCode:
         except UserError:
             raise
         except Exception as error:
-            raise self._failure(error) from error
+            raise self._error(failure(error)) from error
 
     @property
     def _group(self) -> str:
@@ -108,20 +110,6 @@ class UserCode:
     def _error(self, reason: str, others: Iterable[str] = ()) -> UserError:
         others = ", ".join(others)
         return UserError(f"{self.key}={self.path}: {reason}" + (others and f" (or {others})"))
-
-    def _failure(self, error: Exception) -> UserError:
-        """Describe an exception of the user's code, and where it was raised."""
-        reason, place = str(error), ""
-        if isinstance(error, SyntaxError):
-            reason, place = error.msg, f" ({error.filename}:{error.lineno})"
-        else:
-            raised = traceback.extract_tb(error.__traceback__)
-            frames = [f for f in raised if f.filename != __file__ and "<frozen" not in f.filename]
-            if frames and "importlib" not in frames[-1].filename:
-                place = f" ({frames[-1].filename}:{frames[-1].lineno})"
-        return self._error(
-            f"{type(error).__name__}: {reason}{place}; FEDBENCH_TRACEBACK=1 shows the traceback"
-        )
 
     def _import_file(self, path: Path) -> Any:
         if not path.is_file():
@@ -150,7 +138,7 @@ class UserCode:
         except ModuleNotFoundError as error:
             missing = error.name or ""
             if name != missing and not name.startswith(f"{missing}."):
-                raise self._failure(error) from error  # an import inside the user's module
+                raise self._error(failure(error)) from error  # an import in the user's module
             outer, _, inner = name.rpartition(".")
             if missing == name and outer and hasattr(importlib.import_module(outer), inner):
                 return getattr(importlib.import_module(outer), inner)
@@ -158,7 +146,7 @@ class UserCode:
             near = _did_you_mean(stem, _importable(Path(*folders)))
             raise self._error(f"no module {missing} in {Path.cwd()} or installed{near}") from error
         except Exception as error:
-            raise self._failure(error) from error
+            raise self._error(failure(error)) from error
 
 
 def absolute(path: str) -> Path:
@@ -220,12 +208,12 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters by name; empty for built-ins without a signature."""
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """Return the parameters by name; None for built-ins without a signature."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return {}
+        return None
 
 
 def _named(parameters: Mapping[str, inspect.Parameter]) -> list[str]:

@@ -28,8 +28,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbench
+from fedbench.api import ONE_VALUE_EACH
 from fedbench.command import read_listing
 from fedbench.composition import compose, overrides_of, sweep_overrides_of
+from fedbench.config import RunConfig
 from fedbench.results.frames import frame_of
 
 DOCS = ROOT / "docs"
@@ -201,6 +203,23 @@ class TestSettings:
         shown = succeed("--cfg", "job", *words, cwd=tmp_path).out
         config = compose([*overrides_of({**settings, **SMALL, "n_clients": [4, 9]})])
         assert {**yaml.safe_load("\n".join(shown))} == {**vars(config)}
+
+    @pytest.mark.parametrize(
+        ("key", "value"), [("defense", ["krum", "fedavg"]), ("pmr", (0.2, 0.3)), ("seed", range(2))]
+    )
+    def test_a_run_takes_one_value_per_setting(self, key: str, value: Any) -> None:
+        with pytest.raises(fedbench.UserError) as raised:
+            fedbench.run(**{key: value})
+        hint = "fedbench.run takes one value per setting; fedbench.sweep takes several"
+        assert str(raised.value) == f"{key}={value}: {hint}"
+
+    def test_only_settings_that_may_be_lists_take_a_list(self) -> None:
+        fields = {
+            key: [1, 2] for key in RunConfig.__dataclass_fields__ if key not in ONE_VALUE_EACH
+        }
+        config = compose(overrides_of(fields))
+        assert {key: getattr(config, key) for key in fields} == fields
+        assert sorted(fields) == ["attack_rounds", "n_clients"]
 
     def test_composing_leaves_another_hydra_application_alone(self, tmp_path: Path) -> None:
         (tmp_path / "mine.yaml").write_text("lr: 1")

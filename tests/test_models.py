@@ -192,6 +192,15 @@ def not_a_module():
 
 def broken():
     raise RuntimeError("no weights")
+
+def mute():
+    assert not Net
+
+class Forgetful(nn.Module):
+    def __init__(self):
+        self.layer = nn.Linear(2, 2)
+
+NUMBER, BUILT = 3, nn.ReLU()
 """
 
 
@@ -295,11 +304,14 @@ def test_files_of_one_name_in_two_folders_are_two_modules(folder: Path) -> None:
         ("nets.my_nett.Net", r"no module nets.my_nett in .* did you mean my_net\?"),
         ("os.getcwd", "must build an nn.Module, got str"),
         ("Net", "must be my_package.my_module.Net or path/to/file.py:Net"),
-        ("nets/my_net.py:Nett", r"my_net has no Nett; did you mean Net\? \(known: Net, .*\)"),
+        ("nets/my_net.py:Nett", r": nets/my_net.py has no Nett; did you mean Net\? \(known: .*\)"),
+        ("nets/my_net.py:NUMBER", "must be a class or a function, got an object of type int$"),
+        ("nets/my_net.py:BUILT", "must be a class or a function, got an object of type ReLU$"),
         ("nets/my_nte.py:Net", r"no file .*/nets/my_nte.py; did you mean my_net.py\?"),
         ("nets/my_net.py", r"must name what to use, nets/my_net.py:Net \(or Plain, make_net, .*\)"),
         ("nets/my_net.py:not_a_module", "must build an nn.Module, got int"),
         ("nets/my_net.py:broken", r"RuntimeError: no weights \(.*/nets/my_net.py:\d+\)"),
+        ("nets/my_net.py:mute", r": AssertionError \(.*/nets/my_net.py:\d+\)"),
         ("nets/my_net.py:make_net", "make_net needs depth; set model.arguments.depth=..."),
         ("torch.nn.Linear", "Linear needs in_features, out_features; set model.arguments.in_feat"),
         ("bad/syntax.py:Net", r"SyntaxError: .* \(.*/bad/syntax.py:2\)"),
@@ -324,7 +336,42 @@ def test_error_names_an_argument_that_does_not_exist(folder: Path) -> None:
         "model.arguments.widht=3: Net has no such argument; did you mean width? "
         "(known: n_classes, sample_shape, width)"
     )
-    assert "model.target=nets/my_net.py:Net: TypeError" in error_of("nets/my_net.py:Net", width=[1])
+    assert error_of("nets/my_net.py:not_a_module", widht=3) == (
+        "model.arguments.widht=3: not_a_module has no such argument (known: none)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "line"),
+    [
+        ("Net", {"width": "abc"}, "super().__init__(nn.Flatten()"),
+        ("Forgetful", {}, "self.layer = "),
+        ("make_net", {"depth": "abc"}, "super().__init__(nn.Flatten()"),
+    ],
+)
+def test_error_names_the_users_line_and_not_the_library_it_calls(
+    folder: Path, name: str, arguments: dict[str, object], line: str
+) -> None:
+    found = error_of(f"nets/my_net.py:{name}", **arguments)
+    number = 1 + next(i for i, text in enumerate(NET.splitlines()) if line in text)
+    place = f"({folder}/nets/my_net.py:{number}); FEDBENCH_TRACEBACK=1 shows the traceback"
+    assert found.startswith(f"model.target=nets/my_net.py:{name}: ")
+    assert found.endswith(place)
+
+
+def test_error_names_the_line_of_a_helper_and_of_an_installed_target(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "nets" / "helper.py").write_text("import json\ndef read():\n    json.loads('{')\n")
+    (folder / "nets" / "reads.py").write_text("import helper\ndef net():\n    helper.read()\n")
+    assert f"({folder}/nets/helper.py:3)" in error_of("nets/reads.py:net")
+    installed = folder / "site-packages" / "their_package"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    code = "from torch import nn\ndef net():\n    return nn.Linear('a', 2)\n"
+    (installed / "net.py").write_text(code)
+    monkeypatch.syspath_prepend(folder / "site-packages")
+    assert f"({installed}/net.py:3)" in error_of("their_package.net.net")
 
 
 def test_target_and_arguments_are_checked_before_the_network_is_built(folder: Path) -> None:
@@ -338,6 +385,15 @@ def test_arguments_need_no_plus(folder: Path, setting: str) -> None:
     assert config.model["arguments"] in ({"width": 32}, {"a": {"b": [1, 2]}})
     with pytest.raises(Exception, match=r"model\.argument"):
         compose(["model=custom", setting.replace("arguments", "argument")])
+
+
+def test_a_quoted_path_on_the_command_line_may_start_with_the_home_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/own-model.md: Hydra's grammar does not allow an unquoted `~`."""
+    monkeypatch.setenv("HOME", str(folder))
+    config = compose(["model=custom", "model.target='~/nets/my_net.py:Net'"])
+    assert build(**config.model).sample_shape == GRAY.sample_shape
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,17 @@ MISTAKES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "other model": (UPDATES, {"params": torch.zeros(7)}, "updates: must have P=7 columns, got 40"),
     "too few clients": (UPDATES[:2], {}, "updates: krum needs N - f - 2 >= 1, got N=2, f=0"),
     "too few ids": (UPDATES, {"client_ids": [1, 2]}, "client_ids: must be 10 different integers"),
+    "ragged": ([[1, 2], [3]], {}, "updates: must be numbers of shape [N, P] ("),
+    "text": ("x", {}, "updates: must be numbers of shape [N, P] ("),
+    "text as ids": (UPDATES, {"client_ids": "x"}, "client_ids: must be numbers of shape [N] ("),
+    "text as model": (
+        UPDATES,
+        {"params": "x"},
+        "params: must be a tensor [P] or dict(model.named_parameters()), got str",
+    ),
+    "module as model": (UPDATES, {"params": nn.Linear(39, 1)}, "_parameters()), got Linear"),
+    "texts as model": (UPDATES, {"params": {"a": "x"}}, "_parameters()), got str"),
+    "no model": (UPDATES, {"params": {}}, "_parameters()), got an empty dict"),
     "same ids": (UPDATES, {"client_ids": [1] * 10}, "client_ids: must be 10 different integers"),
 }
 
@@ -129,8 +140,15 @@ MISTAKES: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_user_errors(mistake: str) -> None:
     updates, settings, message = MISTAKES[mistake]
-    with pytest.raises(fedbench.UserError, match=re.escape(message)):
+    with pytest.raises(fedbench.UserError, match=re.escape(message)) as raised:
         fedbench.aggregate("krum", updates, **settings)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("defense", "got"), [(3, "int"), (Krum, "the class Krum")])
+def test_a_server_needs_a_defense(defense: Any, got: str) -> None:
+    with pytest.raises(fedbench.UserError, match=f"^defense: must be a defense or .*, got {got}$"):
+        fedbench.Server(defense)
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:

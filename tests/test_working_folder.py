@@ -71,6 +71,55 @@ def test_a_malformed_config_is_one_line(folder: Path) -> None:
     assert f'"{path}", line 2' in line
 
 
+def test_a_config_without_a_name_says_what_it_needs(folder: Path) -> None:
+    path = folder / "conf" / "defense" / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("keep: 2\n")
+    ended = fedbench("defense=mine", cwd=folder)
+    assert ended.code == 1
+    (line,) = ended.err
+    assert line.startswith("fedbench: defense has no name; its config must say `name: ...`")
+    assert not (folder / "runs").exists()
+
+
+BROKEN = {
+    "run": ("defense", "x = 1\ndef (:\n", "SyntaxError: invalid syntax"),
+    "sweep": ("attack", "\nimport nowhere\n", "ModuleNotFoundError: No module named 'nowhere'"),
+    "testing": ("backdoor", "\n1 / 0\n", "ZeroDivisionError: division by zero"),
+}
+
+
+@pytest.mark.parametrize("command", BROKEN)
+def test_a_plugin_that_cannot_be_imported_is_one_line(tmp_path: Path, command: str) -> None:
+    kind, text, reason = BROKEN[command]
+    path = tmp_path / f"{kind}s" / "mine.py"
+    path.parent.mkdir()
+    path.write_text(text)
+    words = {
+        "run": ["fedbench", "defense=mine"],
+        "sweep": ["fedbench", "-m", "attack=mine", "seed=0,1"],
+        "testing": ["fedbench.testing", "backdoor=mine"],
+    }[command]
+
+    def errors(**env: str) -> list[str]:
+        ended = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=tmp_path,
+            env=environment(env),
+            capture_output=True,
+            text=True,
+        )
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert not (tmp_path / "runs").exists()
+        return ended.stderr.splitlines()
+
+    place = f"({path}:2); FEDBENCH_TRACEBACK=1 shows the traceback"
+    assert errors() == [f"fedbench: {kind} mine: {reason} {place}"]
+    traceback = errors(FEDBENCH_TRACEBACK="1")
+    assert traceback[0] == "Traceback (most recent call last):"
+    assert reason in traceback
+
+
 @pytest.mark.slow
 def test_a_sweep_compares_it_with_shipped_defenses(folder: Path) -> None:
     ended = succeed("-m", "defense=mine,krum", cwd=folder)

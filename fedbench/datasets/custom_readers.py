@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -79,7 +80,8 @@ def read_archive(path: Path) -> UserArrays:
         if path.suffix == ".npz":
             content: Any = _read_npz(path)
         else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings(action="ignore"):  # about files of other formats
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # numpy, torch, zipfile and pickle raise different types
         raise SourceError(_why_unreadable(path, error)) from error
     return arrays_of(content)
@@ -98,9 +100,11 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     if isinstance(error, OSError | MemoryError):
         return f"cannot be read ({reason})"
     refused = "allow_pickle" in reason or "weights_only" in reason
+    is_numpy = path.suffix == ".npz"
     if refused and "Unsupported operand" not in reason:  # torch's word for bytes of another format
-        return "it holds Python objects, which are never loaded; save arrays of numbers"
-    return f"it is not {'an .npz' if path.suffix == '.npz' else 'a .pt'} file, or it is damaged"
+        what = "arrays of numbers" if is_numpy else "tensors"
+        return f"it holds Python objects, which are never loaded; save {what}"
+    return f"it is not {'an .npz' if is_numpy else 'a .pt'} file, or it is damaged"
 
 
 def is_data_module(value: Any) -> bool:

@@ -508,7 +508,8 @@ def test_data_modules_are_read_in_order(code: Path) -> None:
         ("mine.py:broken", {}, r"RuntimeError: disk on fire \(.*mine.py:\d+\)"),
         ("mine.py:NotData", {}, "must be a function or a LightningDataModule, got the class NotD"),
         ("mine.py:X", {}, "must be a function or a LightningDataModule, got ndarray"),
-        ("mine.py:piar", {}, r"mine has no piar; did you mean pair\?"),
+        ("mine.py:piar", {}, r": mine.py has no piar; did you mean pair\?"),
+        ("mine.piar", {}, r": mine has no piar; did you mean pair\?"),
         ("mine.py", {}, r"must name what to use, mine.py:pair \(or four, mapping, .*\)"),
         ("mien.py:pair", {}, r"no file .*/mien.py; did you mean mine.py\?"),
         ("nowhere.pair", {}, "no module nowhere in .* or installed"),
@@ -543,6 +544,11 @@ def test_bad_arguments_and_settings_are_refused_before_loading(code: Path) -> No
             DATASETS.build({"name": "custom", "source": "mine.py:pair", **chosen})
 
     refused(r"dataset.arguments.m=3: pair has no such argument.* \(known: n\)", arguments={"m": 3})
+    refused(
+        r"dataset.arguments.m=3: nothing has no such argument \(known: none\)",
+        source="mine.py:nothing",
+        arguments={"m": 3},
+    )
     refused("dataset custom: source must be set: path/to/file.py:load", source=None)
     refused("test_rate must be above 0 and below 1, got 1.0", test_rate=1)
     refused("split_seed must be 0 or more, got -1", split_seed=-1)
@@ -593,17 +599,52 @@ class Bomb:
 def test_pickles_are_never_executed(folder: Path) -> None:
     np.savez(folder / "a.npz", x_train=np.array([Bomb()], dtype=object), y_train=LABELS)
     torch.save({"x_train": Bomb(), "y_train": LABELS}, folder / "a.pt")
-    for source in ("a.npz", "a.pt"):
-        assert "holds Python objects, which are never loaded; save arrays" in error_of(source)
+    for source, right in (("a.npz", "arrays of numbers"), ("a.pt", "tensors")):
+        assert error_of(source).endswith(
+            f"it holds Python objects, which are never loaded; save {right}"
+        )
     assert not (folder / "exploded").exists()
 
 
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [
+        *[
+            (suffix, text)
+            for suffix in ("npz", "pt")
+            for text in (b"junk" * 99, b"x", b"a,b\n", b"")
+        ],
+        *[("npz", "npy"), ("npz", "half"), ("pt", "pickle"), ("pt", "zip"), ("pt", "half")],
+    ],
+)
+def test_files_of_another_format_are_refused(
+    folder: Path, suffix: str, content: bytes | str, recwarn: pytest.WarningsRecorder
+) -> None:
+    file = folder / f"a.{suffix}"
+    if content == "npy":
+        np.save(folder / "a.npy", ONES)
+        (folder / "a.npy").rename(file)
+    elif content == "pickle":
+        file.write_bytes(pickle.dumps({"x_train": [[1.0]], "y_train": [0]}))
+    elif content == "zip":
+        np.savez(folder / "b.npz", x_train=ONES)
+        (folder / "b.npz").rename(file)
+    elif content == "half":
+        arrays = {"x_train": torch.ones(900, 2), "y_train": torch.ones(900)}
+        np.savez(file, **arrays) if suffix == "npz" else torch.save(arrays, file)
+        file.write_bytes(file.read_bytes()[:900])
+    else:
+        assert isinstance(content, bytes)
+        file.write_bytes(content)
+    form = {"npz": "an .npz", "pt": "a .pt"}[suffix]
+    assert error_of(file.name) == (
+        f"dataset.source={file.name}: it is not {form} file, or it is damaged"
+    )
+    assert [str(warning.message) for warning in recwarn] == []
+
+
 @pytest.mark.parametrize("suffix", ["npz", "pt"])
-def test_damaged_archives_are_refused(folder: Path, suffix: str) -> None:
-    (folder / f"a.{suffix}").write_bytes(b"junk" * 99)
-    assert error_of(f"a.{suffix}").startswith(f"dataset.source=a.{suffix}: ")
-    (folder / f"a.{suffix}").write_bytes(b"")
-    assert error_of(f"a.{suffix}").startswith(f"dataset.source=a.{suffix}: ")
+def test_archives_of_other_arrays_are_refused(folder: Path, suffix: str) -> None:
     arrays = {"x_train": torch.ones(3, 2), "xtest": torch.ones(3)}
     np.savez(folder / "a.npz", **arrays) if suffix == "npz" else torch.save(arrays, "a.pt")
     assert "no array is called xtest; did you mean x_test?" in error_of(f"a.{suffix}")

@@ -256,7 +256,7 @@ def test_a_config_that_builds(
     [
         ("name: mine\nfactr: 2\n", "defense mine has no setting 'factr'; did you mean factor?"),
         ("name: mine\nfactor: two\n", "defense.factor=two: Value 'two' of type 'str' could not be"),
-        ("factor: 2\n", "defense has no name (known: afa, "),
+        ("factor: 2\n", "defense has no name; its config must say `name: ...`"),
         ("name: mien\n", "no defense is called 'mien'; did you mean mine?"),
         ("name: fedavg\n", "builds FedAvg; the config must say `name: mine`"),
         ("name: [\n", "fedbench: while parsing a flow node"),
