@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 
-def commands(page: Path) -> list[str]:
-    """The lines of shell blocks that start fedbench's Python modules, whatever the interpreter."""
+def commands(page: Path, module: str = "fedbench") -> list[str]:
+    """The lines of shell blocks that start a Python module, whatever the interpreter."""
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [match[0] for line in lines if (match := re.search(r"-m fedbench\b.*", line))]
+    return [match[0] for line in lines if (match := re.search(rf"-m {module}\b.*", line))]
 
 
 def is_plain_run(command: str) -> bool:
@@ -36,11 +36,15 @@ def run(command: str, cwd: Path, *extra: str, path: str = "") -> subprocess.Comp
     )
 
 
+def titled_blocks(page: Path) -> list[tuple[str, str]]:
+    """The title and the text of every code block that has a title: the name of a file."""
+    pattern = r'^```\w+ title="([^"]+)"\n(.*?)^```'
+    return re.findall(pattern, page.read_text(), re.DOTALL | re.MULTILINE)
+
+
 def write_titled_blocks(page: Path, root: Path) -> list[str]:
     """Writes every code block that has a title to the file of that name."""
-    blocks = re.findall(
-        r'^```\w+ title="([^"]+)"\n(.*?)^```', page.read_text(), re.DOTALL | re.MULTILINE
-    )
+    blocks = titled_blocks(page)
     for name, text in blocks:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)

@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from end_to_end import fedbench_in_this_process
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from pages import commands, is_plain_run, run, write_titled_blocks
+from pages import commands, is_plain_run, run, titled_blocks, write_titled_blocks
 
 import fedbench
 from fedbench.preview import plan_of
+from fedbench.testing.attacks import ATTACK
+from fedbench.testing.backdoors import BACKDOOR
+from fedbench.testing.contract import Contract
+from fedbench.testing.defenses import DEFENSE
 
 ROOT = Path(fedbench.__file__).parent.parent
+README = ROOT / "README.md"
+DEFENSE_PAGE = ROOT / "docs" / "adding-a-defense.md"
+ATTACK_PAGE = ROOT / "docs" / "adding-an-attack.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Files that a page shows, for readers to write
+SHOWN = {"defenses/mine.py", *(title for page in PAGES for title, _ in titled_blocks(page))}
 SMALL = ("n_clients=4", "rounds=1", "pretrain_rounds=1", "local_epochs=1", "tracker=none")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+QUIET = ("-p", "no:cacheprovider")
+CACHES = shutil.ignore_patterns("__pycache__")
+EXTRAS = {"hydra/launcher=ray", "hydra/launcher=submitit_slurm"}  # of optional dependencies
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """The project's files as a bare clone has them."""
     for folder in ("fedbench", "defenses", "attacks", "backdoors", "conf", "sweeps"):
-        skip = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=skip)
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=CACHES)
     return tmp_path
 
 
 @pytest.mark.slow
 def test_readme_commands_run(clone: Path) -> None:
-    found = commands(ROOT / "README.md")
+    found = commands(README)
     assert any("-m defense=" in command for command in found)
     for command in found:
         if is_plain_run(command):
@@ -43,7 +57,7 @@ def test_readme_commands_run(clone: Path) -> None:
         assert ("dba.png" if "fedbench.preview" in command else " BA ") in done.stdout, command
 
 
-@pytest.mark.parametrize("command", [*filter(is_plain_run, commands(ROOT / "README.md"))])
+@pytest.mark.parametrize("command", [*filter(is_plain_run, commands(README))])
 def test_readme_runs(command: str, tmp_path: Path) -> None:
     words = shlex.split(command, comments=True)[2:]
     ended = fedbench_in_this_process(*words, *SMALL, cwd=tmp_path)
@@ -52,84 +66,117 @@ def test_readme_runs(command: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_defense_of_the_readme_runs(clone: Path) -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_defense_of_the_readme_passes_the_check(clone: Path, tmp_path_factory: Any) -> None:
+    text = README.read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    (clone / "defenses" / "mine.py").write_text(block)
-    (clone / "conf" / "defense" / "mine.yaml").write_text("name: mine")
-    done = run("-m fedbench defense=mine", clone, *SMALL)
+    check, compare = re.findall(r"`python (-m fedbench[^`]*=mine\b[^`]*)`", text)
+    empty = tmp_path_factory.mktemp("empty")
+    for folder in (clone, empty):
+        (folder / "defenses").mkdir(exist_ok=True)
+        (folder / "defenses" / "mine.py").write_text(block)
+        done = run(check, folder, path=str(ROOT))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"\n{len(DEFENSE.checks) + 2} ok\n" in done.stdout  # and exemptions and config
+    done = run(compare, clone, *SMALL)
     assert done.returncode == 0, done.stderr
     assert "kept 2/4" in done.stdout
+    table = done.stdout.rpartition("seconds")[2]
+    assert [table.count(f" {name} ") for name in ("mine", "krum")] == [2, 2]
 
 
 @pytest.mark.slow
-def test_the_documented_defense_works_as_documented(clone: Path) -> None:
-    page = ROOT / "docs" / "adding-a-defense.md"
-    assert "defenses/short_only.py" in write_titled_blocks(page, clone)
-    sweep, by_factor, out_of_tree = commands(page)
-    done = run(sweep, clone, *SMALL)
+def test_the_documented_defense_works_as_documented(tmp_path: Path) -> None:
+    """In a working folder, which is not a clone."""
+    assert "defenses/short_only.py" in write_titled_blocks(DEFENSE_PAGE, tmp_path)
+    sweep, by_factor, check, *_ = commands(DEFENSE_PAGE)
+    own_test, _ = commands(DEFENSE_PAGE, "pytest")
+    done = run(sweep, tmp_path, *SMALL, path=str(ROOT))
     assert done.returncode == 0, done.stderr
     table = done.stdout.rpartition("seconds")[2]
     assert [table.count(f" {name} ") for name in ("fedavg", "short_only")] == [2, 2]
-    assert run(by_factor, clone, *SMALL).stdout.count("finished in") == 3
-    wrong = run("-m fedbench defense=short_only defense.factor=-1", clone)
+    done = run(by_factor, tmp_path, *SMALL, path=str(ROOT))
+    assert done.stdout.count("finished in") == 3
+    wrong = run("-m fedbench defense=short_only defense.factor=-1", tmp_path, path=str(ROOT))
     assert wrong.returncode == 1
     assert wrong.stderr == "fedbench: defense short_only: factor must be above 0, got -1.0\n"
+    for command in (check, own_test, "debug_short_only.py"):
+        done = run(command, tmp_path, path=str(ROOT))
+        assert done.returncode == 0, done.stdout + done.stderr
 
-    theirs = clone / "theirs"
-    for package in ("theirs", "theirs/conf"):
-        (theirs / package / "__init__.py").touch()
-    site = clone / "site"
+
+@pytest.mark.slow
+def test_the_documented_package_works_as_documented(clone: Path, tmp_path_factory: Any) -> None:
+    """It needs no search path and, once installed, does not disturb the tests of a clone."""
+    for page in (DEFENSE_PAGE, ATTACK_PAGE):
+        write_titled_blocks(page, clone)
+    theirs, site = clone / "theirs", tmp_path_factory.mktemp("site")
+    (theirs / "theirs" / "__init__.py").touch()
     install = "-m pip install --quiet --no-deps --no-build-isolation --target"
     installed = run(f"{install} {site} {theirs}", clone)
     assert installed.returncode == 0, installed.stderr
-    done = run(out_of_tree, clone, *SMALL, path=str(site))
+    *_, first_run, check = commands(DEFENSE_PAGE)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    path = os.pathsep.join([str(site), str(ROOT)])
+    done = run(first_run, elsewhere, *SMALL, path=path)
     assert done.returncode == 0, done.stderr
     assert "kept 1/4" in done.stdout
+    done = run(check, elsewhere, path=path)
+    assert done.returncode == 0, done.stdout + done.stderr
 
-
-@pytest.mark.slow
-def test_the_documented_defense_keeps_the_contract(clone: Path) -> None:
-    write_titled_blocks(ROOT / "docs" / "adding-a-defense.md", clone)
-    shutil.copytree(ROOT / "tests", clone / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", clone)
-    done = run("-m pytest -q tests/test_contract.py -k short_only -p no:cacheprovider", clone)
+    _, own_test = commands(DEFENSE_PAGE, "pytest")
+    done = run(own_test, clone, *QUIET, path=str(site))
     assert done.returncode == 0, done.stdout
-    assert re.search(r"\d\d passed", done.stdout)
+    shutil.copytree(ROOT / "tests", clone / "tests", dirs_exist_ok=True, ignore=CACHES)
+    shutil.copy(ROOT / "pyproject.toml", clone)
+    names = ("short_only", "noisy_patch", "stripe", "first_only", "registered_names")
+    ours = f"-m pytest -v tests/test_contract.py -k '{' or '.join(names)}'"
+    done = run(ours, clone, *QUIET, path=str(site))
+    assert done.returncode == 0, done.stdout
+    tests = " ".join(re.findall(r"^tests/.*", done.stdout, re.MULTILINE))
+    assert {name for name in names if name in tests} == {*names} - {"first_only"}
 
 
 @pytest.mark.slow
-def test_the_documented_attack_and_backdoor_work_as_documented(clone: Path) -> None:
-    page = ROOT / "docs" / "adding-an-attack.md"
-    written = write_titled_blocks(page, clone)
+def test_the_documented_attack_and_backdoor_work_as_documented(tmp_path: Path) -> None:
+    """In a working folder, which is not a clone."""
+    written = write_titled_blocks(ATTACK_PAGE, tmp_path)
     assert {"attacks/noisy_patch.py", "backdoors/stripe.py"} <= set(written)
-    sweep, *single, preview = commands(page)
-    done = run(sweep, clone, *SMALL)
+    sweep, *single, preview, check = commands(ATTACK_PAGE)
+    (own_tests,) = commands(ATTACK_PAGE, "pytest")
+    done = run(sweep, tmp_path, *SMALL, path=str(ROOT))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("finished in") == 4
     assert len(single) == 2
     for command in single:
-        done = run(command, clone, *SMALL)
+        done = run(command, tmp_path, *SMALL, path=str(ROOT))
         assert done.returncode == 0, done.stderr
-    done = run(preview, clone)
-    assert done.returncode == 0, done.stderr
-    assert (clone / "stripe.png").read_bytes().startswith(b"\x89PNG")
+    for command in (preview, check, own_tests):
+        done = run(command, tmp_path, path=str(ROOT))
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "stripe.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-def test_the_documented_attack_keeps_the_contract(clone: Path) -> None:
-    write_titled_blocks(ROOT / "docs" / "adding-an-attack.md", clone)
-    shutil.copytree(ROOT / "tests", clone / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", clone)
-    tests = "tests/test_contract.py tests/attacks/test_attacks.py"
-    done = run(f"-m pytest -q {tests} -k noisy_patch -p no:cacheprovider", clone)
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"\d\d passed", done.stdout)
+@pytest.mark.parametrize(
+    ("page", "heading", "contract"),
+    [
+        (DEFENSE_PAGE, "The checks", DEFENSE),
+        (ATTACK_PAGE, "Checks of an attack", ATTACK),
+        (ATTACK_PAGE, "Checks of a backdoor", BACKDOOR),
+    ],
+    ids=["defense", "attack", "backdoor"],
+)
+def test_pages_list_every_check(page: Path, heading: str, contract: Contract[Any]) -> None:
+    section = page.read_text().partition(f"\n### {heading}\n")[2].partition("\n#")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
+    optional = {name.strip("`"): cells[-1] == "yes" for name, *cells in rows}
+    assert optional == {name: check.optional for name, check in contract.checks.items()}
 
 
-def settings_of(command: str) -> list[list[str]]:
-    """The overrides of a run, or of a sweep with each of its values once."""
+def settings_of(command: str) -> list[tuple[str, ...]]:
+    """The overrides of a run, or of as many runs of a sweep as show each of its values."""
     words = [word for word in shlex.split(command, comments=True)[2:] if "=" in word]
+    if not EXTRAS.isdisjoint(words):
+        words = [word for word in words if not word.startswith("hydra")]
     parsed = OverridesParser.create().parse_overrides(words)
     values = [
         [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
@@ -137,27 +184,19 @@ def settings_of(command: str) -> list[list[str]]:
         else [str(override.input_line)]
         for override in parsed
     ]
-    first = [choices[0] for choices in values]
-    others = [(i, choice) for i, choices in enumerate(values) for choice in choices[1:]]
-    return [first, *([*first[:i], choice, *first[i + 1 :]] for i, choice in others)]
+    n_runs = max(map(len, values), default=1)
+    return [tuple(choices[i % len(choices)] for choices in values) for i in range(n_runs)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_settings_that_a_page_names_exist(page: Path) -> None:
-    """Pages with plugins, models or data of their own: above and in test_own_model_and_data.py."""
-    made_up = (
-        "short_only",
-        "first_only",
-        "noisy_patch",
-        "stripe",
-        "model=custom",
-        "dataset=custom",
-    )
-    for command in commands(page):
-        if "fedbench.report" in command or any(name in command for name in made_up):
-            continue
-        for overrides in settings_of(command):
-            plan_of(overrides)
+    """Plugins, models and data that a page shows: above and in test_own_model_and_data.py."""
+    plugin = re.compile(r"(defenses|attacks|backdoors|theirs)/(\w+)\.py")
+    plugins = {match[2] for file in SHOWN if (match := plugin.search(file))}
+    skipped = ("fedbench.report", "fedbench.testing", "model=custom", "dataset=custom", *plugins)
+    runs = [settings_of(c) for c in commands(page) if not any(name in c for name in skipped)]
+    for overrides in dict.fromkeys(chain.from_iterable(runs)):
+        plan_of(overrides)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -168,13 +207,10 @@ def test_links_and_files_that_a_page_names_exist(page: Path) -> None:
     targets += re.findall(rf"`((?:{folders})/[\w./-]+)`", text)
     for target in targets:
         known = [page.parent / target, ROOT / target]
-        made_up = Path(target).stem in ("mine", "short_only", "noisy_patch", "stripe")
-        assert made_up or any(path.exists() for path in known), target
+        assert target in SHOWN or any(path.exists() for path in known), target
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
-    command = next(
-        line for line in (ROOT / "README.md").read_text().splitlines() if "pytest" in line
-    )
+    command = next(line for line in README.read_text().splitlines() if "pytest" in line)
     assert command in (ROOT / ".ci" / "run").read_text()
     assert command in (ROOT / "CONTRIBUTING.md").read_text()
