@@ -129,7 +129,7 @@ def test_user_errors_of_a_sweep_appear_before_its_runs(folder: Path) -> None:
     done = run(f"-m fedbench {words}", folder)
     assert done.returncode == 1
     assert done.stderr == (
-        "fedbench: dataset.source=digits.py:laod: digits has no laod; did you mean load?\n"
+        "fedbench: dataset.source=digits.py:laod: digits.py has no laod; did you mean load?\n"
     )
     assert not (folder / "runs").exists()
 

@@ -12,6 +12,8 @@ from torch import distributed
 
 from fedbench.errors import UserError
 
+IS_INITIALIZED = distributed.is_initialized  # read once: two threads may be isolated at a time
+
 
 @contextmanager
 def isolated() -> Iterator[None]:
@@ -21,13 +23,13 @@ def isolated() -> Iterator[None]:
     ranks that never join, and code for rank 0 would run for some clients only.
     """
     marker: Any = rank_zero_only
-    is_initialized, rank = distributed.is_initialized, marker.rank
+    rank = marker.rank
     distributed.is_initialized = _never
     marker.rank = 0
     try:
         yield
     finally:
-        distributed.is_initialized = is_initialized
+        distributed.is_initialized = IS_INITIALIZED
         marker.rank = rank
 
 

@@ -78,6 +78,6 @@ def test_two_gpus_give_the_bits_of_the_cpu(n_available: int) -> None:
 def test_a_failure_on_the_second_gpu_is_reported_by_the_first() -> None:
     with two_ranks(lambda fabric: ranks_on(fabric, FailsOnGpu1()).serve()) as fabric:
         ranks = ranks_on(fabric, FailsOnGpu1())
-        with pytest.raises(UserError, match=r"client \d in round -1: .*out of memory"):
+        with pytest.raises(UserError, match=r"client \d in pretraining: .*out of memory"):
             records(ranks)
         ranks.stop()
