@@ -88,7 +88,7 @@ class Registry(Generic[T]):
             files = [path for folder in folders if (path := Path(folder, f"{name}.py")).exists()]
             if len(files) > 1:
                 raise UserError(
-                    f"{files[-1]}: fedbench ships a {self.kind} called {name}; choose another name"
+                    f"{files[-1]}: fedbench has a plugin {self.kind}={name}; choose another name"
                 )
 
     def build(self, settings: Mapping[str, Any]) -> T:

@@ -25,6 +25,12 @@ def is_plain_run(command: str) -> bool:
     )
 
 
+def is_sweep(command: str) -> bool:
+    """Whether a command runs a sweep."""
+    first, second, *_ = shlex.split(command, comments=True)[1:]
+    return first == "fedbench" and second in ("-m", "--config-dir")
+
+
 def run(command: str, cwd: Path, *extra: str, path: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *shlex.split(command, comments=True), *extra],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fedbench
-from fedbench.registry import Registry
+from fedbench.registry import Registry, find_plugins
 
 ROOT = Path(fedbench.__file__).parent.parent
 TESTS = Path(__file__).parent
@@ -16,8 +16,14 @@ TESTS = Path(__file__).parent
 
 @cache
 def shipped(registry: Registry[Any]) -> list[str]:
-    """Names of the plugins whose files are in this clone or package."""
-    files = {name: Path(inspect.getfile(registry.get(name))) for name in registry.names()}
+    """Names of the plugins whose files are in this clone or package.
+
+    Plugins of other packages are not even imported. They may be installed below this folder, in a
+    virtual environment.
+    """
+    found = find_plugins(registry.kind, *registry.homes)
+    names = [n for n in registry.names() if n not in found or found[n].dist is None]
+    files = {name: Path(inspect.getfile(registry.get(name))) for name in names}
     return [name for name, file in files.items() if file.resolve().is_relative_to(ROOT.resolve())]
 
 

@@ -63,6 +63,7 @@ def test_a_variant_changes_settings_of_its_plugin(choice: str, name: str) -> Non
     assert variant.keys() == plain.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("folder", "tuned"), TUNED, ids=map("/".join, TUNED))
 def test_tuned_settings_apply_to_their_data_set_and_the_command_line_wins(
     folder: str, tuned: str
@@ -91,6 +92,7 @@ def test_every_group_has_a_folder() -> None:
     assert {group for group, _ in FILES} == {*GROUPS, *TUNED_GROUPS, "scenario"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_sweep_composes(path: Path) -> None:
     GlobalHydra.instance().clear()

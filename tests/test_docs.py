@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from end_to_end import fedbench_in_this_process
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from pages import commands, is_plain_run, run, titled_blocks, write_titled_blocks
+from pages import commands, is_plain_run, is_sweep, run, titled_blocks, write_titled_blocks
 
 import fedbench
 from fedbench.preview import plan_of
@@ -44,19 +44,31 @@ def clone(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_readme_commands_run(clone: Path) -> None:
-    found = commands(README)
-    assert any("-m defense=" in command for command in found)
-    for command in found:
-        if is_plain_run(command):
-            continue
-        reads = "fedbench.report" in command  # what the commands before it wrote
+def test_readme_commands_run(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The first one is a sweep in a clone, in parallel; other sweeps stay in this process."""
+    first, *others = [c for c in commands(README) if not is_plain_run(c)]
+    assert "-m defense=" in first
+    done = run(first, clone, *SMALL)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert " BA " in done.stdout
+
+    folder = tmp_path_factory.mktemp("elsewhere")
+    shutil.copytree(ROOT / "sweeps", folder / "sweeps")
+    for command in others:
         one_of_six = ("seed=0", "attack=none") if "--config-name" in command else ()
-        done = run(command, clone, *(() if reads else SMALL), *one_of_six)
-        assert done.returncode == 0, (command, done.stderr)
-        assert ("dba.png" if "fedbench.preview" in command else " BA ") in done.stdout, command
+        extra = () if "fedbench.report" in command else (*SMALL, *one_of_six)
+        if is_sweep(command):
+            words = shlex.split(command, comments=True)[2:]
+            ended = fedbench_in_this_process(*words, *extra, "hydra/launcher=basic", cwd=folder)
+            code, out = ended.code, "\n".join(ended.out)
+        else:
+            done = run(command, folder, *extra, path=str(ROOT))
+            code, out = done.returncode, done.stdout
+        assert code == 0, (command, out)
+        assert ("dba.png" if "fedbench.preview" in command else " BA ") in out, command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [*filter(is_plain_run, commands(README))])
 def test_readme_runs(command: str, tmp_path: Path) -> None:
     words = shlex.split(command, comments=True)[2:]
@@ -109,7 +121,7 @@ def test_the_documented_package_works_as_documented(clone: Path, tmp_path_factor
     """It needs no search path and, once installed, does not disturb the tests of a clone."""
     for page in (DEFENSE_PAGE, ATTACK_PAGE):
         write_titled_blocks(page, clone)
-    theirs, site = clone / "theirs", tmp_path_factory.mktemp("site")
+    theirs, site = clone / "theirs", clone / ".venv" / "site"
     (theirs / "theirs" / "__init__.py").touch()
     install = "-m pip install --quiet --no-deps --no-build-isolation --target"
     installed = run(f"{install} {site} {theirs}", clone)
@@ -188,6 +200,7 @@ def settings_of(command: str) -> list[tuple[str, ...]]:
     return [tuple(choices[i % len(choices)] for choices in values) for i in range(n_runs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_settings_that_a_page_names_exist(page: Path) -> None:
     """Plugins, models and data that a page shows: above and in test_own_model_and_data.py."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from shipped import shipped
 from torch import Tensor, nn
 
 from fedbench.attack import ATTACKS, Attack, AttackView
@@ -118,7 +119,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-@pytest.mark.parametrize("defense", DEFENSES.names())
+@pytest.mark.parametrize("defense", shipped(DEFENSES))
 def test_hostile_rows_are_refused_and_the_others_aggregated(
     federation: Make, kind: str, defense: str
 ) -> None:
@@ -144,7 +145,7 @@ def test_only_the_malformed_row_is_refused(federation: Make) -> None:
 
 
 @pytest.mark.parametrize("huge", [1e30, 3e38])
-@pytest.mark.parametrize("defense", DEFENSES.names())
+@pytest.mark.parametrize("defense", shipped(DEFENSES))
 def test_huge_rows_never_break_the_global_model(
     federation: Make, defense: str, huge: float
 ) -> None:

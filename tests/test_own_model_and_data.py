@@ -22,6 +22,8 @@ from end_to_end import (
 )
 from pages import commands, is_plain_run, run, write_titled_blocks
 
+pytestmark = pytest.mark.slow
+
 MODEL, DATA = ROOT / "docs" / "own-model.md", ROOT / "docs" / "own-dataset.md"
 SMALL = ("rounds=1", "pretrain_rounds=1", "local_epochs=1", "tracker=none")
 RUNS = [(page, command) for page in (MODEL, DATA) for command in commands(page)]
@@ -65,7 +67,6 @@ def test_documented_run(page: Path, command: str, folder: Path) -> None:
     assert set(files(run_folder(folder / "runs"))) == set(RUN_FILES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("page", "command"), OTHERS, ids=[command for _, command in OTHERS])
 def test_documented_sweep_or_preview(page: Path, command: str, folder: Path) -> None:
     done = run(shlex.join(small(command)), folder)
@@ -79,7 +80,6 @@ def test_documented_sweep_or_preview(page: Path, command: str, folder: Path) -> 
         assert done.stdout.count("finished in") == len(run_folders(folder / "runs")) >= 3
 
 
-@pytest.mark.slow
 def test_own_model_and_data_give_the_same_bits_on_every_number_of_processes(folder: Path) -> None:
     """One process, two forked ones and two spawned ones."""
     model = ("model=custom", "model.target=nets/my_net.py:Net")
@@ -123,7 +123,6 @@ fedbench.engine.launch._can_fork = never
 """
 
 
-@pytest.mark.slow
 def test_user_errors_of_a_sweep_appear_before_its_runs(folder: Path) -> None:
     words = "-m dataset=custom dataset.source=digits.py:load,digits.py:laod defense=fedavg,krum"
     done = run(f"-m fedbench {words}", folder)

@@ -22,6 +22,8 @@ from hydra._internal.utils import create_config_search_path
 
 from fedbench.config import register_schema
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = """
 from dataclasses import dataclass
 
@@ -72,7 +74,6 @@ def test_help_and_errors_list_installed_configs(tmp_path: Path, theirs: Plugins)
     assert "did you mean first_only?" in line
 
 
-@pytest.mark.slow
 def test_workers_of_a_sweep_find_installed_configs(tmp_path: Path, theirs: Plugins) -> None:
     sweep = ["-m", "defense=first_only", "seed=0,1", "rounds=1", "hydra.launcher.n_jobs=2"]
     succeed(*sweep, cwd=tmp_path, env=theirs.env)

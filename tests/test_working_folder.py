@@ -14,6 +14,8 @@ from end_to_end import environment, fedbench, run_folders, succeed
 from fedbench.plugin_configs import PluginDefaults
 from fedbench.registry import with_working_folder
 
+pytestmark = pytest.mark.slow
+
 MINE = """
 from dataclasses import dataclass
 
@@ -120,7 +122,6 @@ def test_a_plugin_that_cannot_be_imported_is_one_line(tmp_path: Path, command: s
     assert reason in traceback
 
 
-@pytest.mark.slow
 def test_a_sweep_compares_it_with_shipped_defenses(folder: Path) -> None:
     ended = succeed("-m", "defense=mine,krum", cwd=folder)
     assert any("kept 1/6" in line for line in ended.out)
@@ -142,7 +143,7 @@ def test_a_file_with_the_name_of_a_shipped_plugin_is_rejected(folder: Path) -> N
     wrong = fedbench("defense=krum", cwd=folder)
     assert wrong.code == 1
     (line,) = wrong.err
-    assert line.endswith("krum.py: fedbench ships a defense called krum; choose another name")
+    assert line.endswith("krum.py: fedbench has a plugin defense=krum; choose another name")
 
 
 def test_another_process_can_unpickle_a_plugin(folder: Path) -> None:

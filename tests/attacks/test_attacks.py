@@ -17,6 +17,7 @@ from end_to_end import (
     run_folders,
     summary,
 )
+from shipped import shipped
 from torch import Tensor, nn
 from untargeted import Spy
 
@@ -28,8 +29,8 @@ from fedbench.ops import norms_and_cosines
 from fedbench.results.checkpoint import Checkpoint
 
 Make = Callable[..., Federation]
-every_attack = pytest.mark.parametrize("name", ATTACKS.names())
-ACTIVE = [name for name in ATTACKS.names() if ATTACKS.get(name).active]
+every_attack = pytest.mark.parametrize("name", shipped(ATTACKS))
+ACTIVE = [name for name in shipped(ATTACKS) if ATTACKS.get(name).active]
 OMNISCIENT = ["alie", "ipm", "min_max"]
 
 
@@ -113,7 +114,7 @@ def test_omniscient_attacks_are_marked_and_can_be_restricted(name: str) -> None:
     assert isinstance(attack, Omniscient)
     assert attack.omniscient
     assert not of(name, omniscient=False).omniscient  # type: ignore[attr-defined]
-    others = [other for other in ATTACKS.names() if issubclass(ATTACKS.get(other), Omniscient)]
+    others = [other for other in shipped(ATTACKS) if issubclass(ATTACKS.get(other), Omniscient)]
     assert others == OMNISCIENT
 
 

@@ -21,6 +21,8 @@ from fedbench.defenses.fedavg import FedAvg
 from fedbench.engine.executors import EXECUTORS
 from fedbench.models import MODELS
 
+pytestmark = pytest.mark.slow
+
 # Settings beyond the defaults that use other code, or leave other state behind
 DEFENSE_SETTINGS: dict[str, list[dict[str, Any]]] = {
     "afa": [{"xi": 0.1, "block": 0.6}],

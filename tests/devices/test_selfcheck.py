@@ -66,6 +66,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
         assert (f"executor {name} against" in printed) == (name != "sequential")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_machine")
 def test_fake_gpus_pass() -> None:
     results = {result.name: result for result in all_checks("cuda", 1, quick=False)}

@@ -14,6 +14,7 @@ import pytest
 import torch
 from end_to_end import TIMEOUT, Ended, environment, files
 from matplotlib.figure import Figure
+from shipped import shipped
 from torch import Tensor
 
 import fedbench.preview as preview
@@ -31,6 +32,8 @@ from fedbench.report.plotting import RED, save_png
 from fedbench.report.preview_figure import LabeledSequence, PreviewRow, sequence_figure
 from fedbench.results.checkpoint import load_checkpoint
 from fedbench.single_run import build_rank_context
+
+pytestmark = pytest.mark.slow
 
 SMALL = ["n_clients=6", "pmr=0.67", "local_epochs=1", "pretrain_rounds=0"]  # 4 malicious clients
 N_ROWS = {  # clean, one per backdoor, one per kind of poisoning; other attacks poison nothing
@@ -140,7 +143,6 @@ def dataset(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[DataSource]], lis
     return choose
 
 
-@pytest.mark.slow
 def test_the_defaults_from_the_command_line(folder: Path) -> None:
     done = python("-m", "fedbench.preview", cwd=folder)
     assert (done.code, done.out, done.err) == (0, ["preview.png"], [])
@@ -148,7 +150,6 @@ def test_the_defaults_from_the_command_line(folder: Path) -> None:
     assert (folder / "preview.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_user_errors_print_before_lightning_is_imported(folder: Path) -> None:
     code = (
         "import sys; from fedbench.preview import main\n"
@@ -165,7 +166,7 @@ def test_rows_have_as_many_samples_as_asked_for(n: int, draw: Callable[..., Figu
     assert [len(row) for row in grid(draw("--samples", str(n)))] == [n] * 3
 
 
-@pytest.mark.parametrize("attack", ATTACKS.names())
+@pytest.mark.parametrize("attack", shipped(ATTACKS))
 def test_every_attack_has_a_figure(attack: str, draw: Callable[..., Figure]) -> None:
     figure = draw(f"attack={attack}", "--samples", "4")
     n_rows, shown = N_ROWS.get(attack, 1), grid(figure)
@@ -301,7 +302,6 @@ def test_triggers_of_pixels_need_no_training(monkeypatch: pytest.MonkeyPatch) ->
         assert len(rows(f"attack={attack}", "pretrain_rounds=5", n=1)) > 1
 
 
-@pytest.mark.slow
 def test_the_tail_equals_that_of_a_run_and_pretraining_is_cached(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
