@@ -59,14 +59,14 @@ def one_line(error: BaseException) -> str | None:
 
 def failure(error: BaseException) -> str:
     """Describe an exception of the user's code in one line, with the place where it was raised."""
-    reason, place = str(error), _place(error)
+    reason, place = str(error), place_of(error)
     if isinstance(error, SyntaxError):
         reason = error.msg  # without the place, which Python appends
     described = " ".join(f"{type(error).__name__}: {reason}".split()).removesuffix(":")
     return f"{described}{place and f' ({place})'}; FEDBENCH_TRACEBACK=1 shows the traceback"
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Return `file:line` of the user's last line, not of a library that it called.
 
     If the user's code is itself installed, this is the last line in the folder of the first.

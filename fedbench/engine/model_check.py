@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from pathlib import Path
 from types import CodeType, FunctionType
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from fedbench.data import Dataset
 from fedbench.engine.local_training import Classifier
-from fedbench.errors import UserError, first_line
+from fedbench.errors import UserError, first_line, place_of
 
 REQUIRED = ("forward", "training_step", "configure_optimizers")
 PROBED = 2  # samples; most wrong shapes do not show with one
@@ -82,18 +81,10 @@ def check_output(module: nn.Module, dataset: Dataset, model: str) -> None:
 
 def described(error: BaseException, module: nn.Module) -> str:
     """`Net.training_step: TypeError: ... (net.py:12)`: the user's method, and where it failed."""
-    methods, frames = _methods(module), [*traceback.walk_tb(error.__traceback__)]
-    text = f"{type(error).__name__}: {first_line(error)}"
-    running = [methods[frame.f_code] for frame, _ in frames if frame.f_code in methods]
-    if not running:
-        return text
-    files = {code.co_filename for code in methods}
-    place = [
-        (Path(frame.f_code.co_filename).name, line)
-        for frame, line in frames
-        if frame.f_code.co_filename in files
-    ]
-    return f"{running[0]}: {text} ({place[-1][0]}:{place[-1][1]})"
+    methods, text = _methods(module), f"{type(error).__name__}: {first_line(error)}"
+    codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    running = next((methods[code] for code in codes if code in methods), None)
+    return text if running is None else f"{running}: {text} ({place_of(error)})"
 
 
 def _methods(module: nn.Module) -> dict[CodeType, str]:

@@ -294,7 +294,7 @@ def test_run_fails_if_a_client_raises(devices: int, rank: int, tmp_path: Path) -
     ended, folder = run_and_fail("raise", rank, devices, tmp_path)
     assert ended.code == 1
     (line,) = ended.err
-    error = r"FailingNetwork.forward: ArithmeticError: broken layer \(theirs.py:\d+\)"
+    error = r"FailingNetwork.forward: ArithmeticError: broken layer \(\S+theirs.py:\d+\)"
     reason = rf"client \d+ in round \d+: {error}"
     assert re.fullmatch(f"fedbench: {reason}", line), line
     assert summary(folder)["status"] == "failed"

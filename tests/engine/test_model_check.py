@@ -57,7 +57,7 @@ class Failing(Wordy):
         (
             Failing(),
             "fails on 2 samples of shape (1, 28, 28): Failing.forward: AttributeError: 'Tensor' "
-            "object has no attribute 'nothing' (test_model_check.py:39)",
+            f"object has no attribute 'nothing' ({__file__}:39)",
         ),
         (nn.Flatten(), "Flatten must have trainable parameters, got none"),
         (linear().requires_grad_(False), "Sequential must have trainable parameters, got none"),
@@ -87,7 +87,7 @@ def test_a_failing_configure_model(make_rank_context: MakeRankContext) -> None:
         def configure_model(self) -> None:
             raise ValueError("no width")
 
-    place = r"\(test_model_check\.py:\d+\)"
+    place = r"\(\S+test_model_check\.py:\d+\)"
     line = rf"^model small: Unready\.configure_model: ValueError: no width {place}$"
     with pytest.raises(UserError, match=line):
         make_rank_context(Unready())
