@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from end_to_end import ROOT, TIMEOUT, environment, files, run_folder, succeed
+from pages import write_titled_blocks
 
 pytestmark = [
     pytest.mark.slow,
@@ -121,6 +122,14 @@ def test_an_installed_wheel_is_complete_and_runs(tmp_path: Path) -> None:
     succeed("defense=krum", "rounds=1", cwd=away, env=env)
     assert os.listdir(away) == ["runs"]
     assert run_folder(away / "runs").name.startswith("krum-")
+
+    three = tmp_path / "three"  # a model, a data set and a defense of the user's
+    for page in ("own-model", "own-dataset", "adding-a-defense"):
+        write_titled_blocks(ROOT / "docs" / f"{page}.md", three)
+    model = ("model=custom", "model.target=nets/my_net.py:Net", "model.arguments.width=8")
+    data = ("dataset=custom", "dataset.source=digits.py:load", "n_clients=4", "rounds=1")
+    succeed(*model, *data, "defense=short_only", cwd=three, env=env)
+    assert run_folder(three / "runs").name.startswith("short_only-")
     assert [name for name in files(site) if "__pycache__" not in name] == before
 
     script = [str(site / "bin" / "fedbench"), "defense=krumm"]
