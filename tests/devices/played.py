@@ -16,7 +16,8 @@ from fedbench.backdoor import BACKDOORS, settings_of
 from fedbench.config import RunConfig
 from fedbench.data import Dataset, Features, Images, Sequences
 from fedbench.datasets.images import crop_and_flip
-from fedbench.defense import DEFENSES, Defense
+from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
+from fedbench.defenses.fedavg import FedAvg
 from fedbench.engine.executors import EXECUTORS
 from fedbench.engine.rank_context import RankContext
 from fedbench.engine.ranks import RankGroup
@@ -68,6 +69,15 @@ def sequences(threshold: float | None = None) -> Sequences:
         vocabulary={word: i for i, word in enumerate(WORDS)}, attacks=windows,  # type: ignore[arg-type]
         owners=torch.arange(n) % N_CLIENTS, threshold=threshold,
     )  # fmt: skip
+
+
+class ChecksView(FedAvg):
+    """A user's defense may combine any tensors of its inputs."""
+
+    def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
+        given = (updates, view.client_ids, view.global_params, view.initial_params)
+        assert {tensor.device for tensor in given} == {updates.device}
+        return super().aggregate(updates, state, view)
 
 
 class Setting(NamedTuple):

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from played import Setting, assert_same_on_gpus, features, images, sequences
+from played import ChecksView, Setting, assert_same_on_gpus, features, images, sequences
 from shipped import published
 from torch import Tensor
 
 from fedbench.attack import ATTACKS, Attack, AttackView
 from fedbench.backdoor import BACKDOORS
 from fedbench.data import Dataset
-from fedbench.defense import DEFENSES, Aggregate, ServerView
-from fedbench.defenses.fedavg import FedAvg
+from fedbench.defense import DEFENSES
 from fedbench.engine.executors import EXECUTORS
 from fedbench.models import MODELS
 
@@ -61,15 +60,6 @@ def cases(names: list[str], settings: dict[str, list[dict[str, Any]]]) -> list[d
 @pytest.mark.parametrize("defense", cases(published(DEFENSES), DEFENSE_SETTINGS), ids=str)
 def test_every_defense(defense: dict[str, Any], tmp_path: Path) -> None:
     assert_same_on_gpus(Setting(defense, "constrain_and_scale"), tmp_path)
-
-
-class ChecksView(FedAvg):
-    """A user's defense may combine any tensors of its inputs."""
-
-    def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
-        given = (updates, view.client_ids, view.global_params, view.initial_params)
-        assert {tensor.device for tensor in given} == {updates.device}
-        return super().aggregate(updates, state, view)
 
 
 def test_all_inputs_of_a_defense_are_on_one_device(tmp_path: Path) -> None:

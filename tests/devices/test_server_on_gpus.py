@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fake_gpu import fake_gpus
+from played import ChecksView
 from shipped import published
 from torch import Tensor
 
@@ -35,3 +36,9 @@ def test_a_server_follows_the_device_of_its_model(name: str) -> None:
             if given is not None:
                 found.append(parameters(name, updates, gpu))
         assert all(numbers == expected for numbers in found)
+
+
+def test_all_inputs_of_a_defense_are_on_one_device() -> None:
+    with fake_gpus():
+        updates = torch.ones(3, 40, device="cuda:1")
+        Server(ChecksView()).aggregate(updates, client_ids=[4, 2, 9])
