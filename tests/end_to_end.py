@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,17 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
         and key not in ("FORCE_COLOR", "COLUMNS")
     }
     return kept | {"PYTHONPATH": str(ROOT)} | dict(extra or {})
+
+
+@contextlib.contextmanager
+def imports_undone(folder: Path) -> Iterator[None]:
+    """Forget modules that are imported from a folder, and restore `sys.path`."""
+    before = {*sys.modules}
+    with mock.patch.object(sys, "path", [*sys.path]):
+        yield
+    for name in {*sys.modules} - before:
+        if str(folder) in str(getattr(sys.modules[name], "__spec__", "")):
+            del sys.modules[name]
 
 
 def with_small(overrides: Sequence[str]) -> list[str]:

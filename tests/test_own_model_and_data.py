@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from end_to_end import (
     RUN_FILES,
     fedbench_in_this_process,
     files,
+    imports_undone,
     result,
     run_folder,
     run_folders,
@@ -32,17 +32,13 @@ OTHERS = [(page, command) for page, command in RUNS if not is_plain_run(command)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path) -> Iterator[Path]:
     """Yield a working folder with the files of both pages."""
     for page in (MODEL, DATA):
         write_titled_blocks(page, tmp_path)
     assert run("save_arrays.py", tmp_path).returncode == 0
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before = {*sys.modules}
-    yield tmp_path
-    for name in {*sys.modules} - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__spec__", "")):
-            del sys.modules[name]
+    with imports_undone(tmp_path):
+        yield tmp_path
 
 
 def small(command: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pooch
 import pytest
 import torch
+from end_to_end import imports_undone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -52,12 +52,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield an empty working folder with a cache of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / ".cache" / project)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before = {*sys.modules}
-    yield tmp_path
-    for name in {*sys.modules} - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__spec__", "")):
-            del sys.modules[name]
+    with imports_undone(tmp_path):
+        yield tmp_path
 
 
 def load(source: str, **chosen: Any) -> Any:
