@@ -51,8 +51,11 @@ class Ardis(Backdoor):
         check_target(self.target, spec)
         local_file(self.folder, "ardis")
 
+    def inputs(self) -> list[Path]:
+        return [local_file(self.folder, "ardis")]
+
     def prepare(self, context: BackdoorContext) -> BackdoorSamples:
-        folder = local_file(self.folder, "ardis")
+        (folder,) = self.inputs()
         device = context.dataset.x_train.device
         train, test = (self._digits(folder, part).to(device) for part in ("train", "test"))
         return BackdoorSamples.with_target(train, test, self.target, context.dataset.augment)

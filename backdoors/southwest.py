@@ -11,6 +11,7 @@ docs/attacks.md explains how to convert them to one .npz.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -44,8 +45,11 @@ class Southwest(Backdoor):
             raise ValueError(f"southwest images are of class {PLANE}, which is the target")
         local_file(self.file, "southwest.npz")
 
+    def inputs(self) -> list[Path]:
+        return [local_file(self.file, "southwest.npz")]
+
     def prepare(self, context: BackdoorContext) -> BackdoorSamples:
-        path = local_file(self.file, "southwest.npz")
+        (path,) = self.inputs()
         arrays = read_arrays(path, {"train": (None, 32, 32, 3), "test": (None, 32, 32, 3)})
         for name, images in zip(("train", "test"), arrays, strict=True):
             low, high = int(images.min()), int(images.max())

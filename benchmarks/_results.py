@@ -74,7 +74,7 @@ class ResultWriter:
 
 def machine() -> Record:
     """Hardware and software that the times depend on."""
-    from fedbench.results.summary import versions
+    from fedbench.results.provenance import versions
 
     return {
         "cpu": _cpu(),

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from fedbench.config import RunConfig, register_schema
 from fedbench.errors import UserError, print_error
+from fedbench.results.provenance import announce_command
 
 
 @hydra.main(config_path="pkg://fedbench.conf", config_name="config", version_base="1.3")
@@ -34,6 +35,7 @@ def _report(error: Exception) -> None:
 
 def main() -> None:
     register_schema()
+    announce_command(sys.argv)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints user errors itself, in many lines
     try:
         compose_and_run()

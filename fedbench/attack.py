@@ -13,6 +13,7 @@ from torch import Tensor
 from fedbench.backdoor import Backdoor, PreparedBackdoor
 from fedbench.config import rounded_count
 from fedbench.data import Spec
+from fedbench.digests import Plugin
 from fedbench.registry import Registry, require
 
 
@@ -74,7 +75,7 @@ class TrainingOverrides:
 
 
 @dataclass(frozen=True)
-class Attack:
+class Attack(Plugin):
     """Base class of attacks. Override any of five methods, called in this order:
 
         poison     a client's training data, before it trains

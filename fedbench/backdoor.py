@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbench.data import Augment, Dataset, Kind, Spec
+from fedbench.digests import Plugin
 from fedbench.errors import UserError
 from fedbench.metrics import EvaluationSet
 from fedbench.registry import Registry, require
@@ -41,7 +42,7 @@ class BackdoorContext:
 
 
 @dataclass(frozen=True)
-class Backdoor(ABC):
+class Backdoor(Plugin, ABC):
     """Base class of backdoors. Subclasses are frozen dataclasses whose fields are the settings."""
 
     version: ClassVar[int] = 1  # increase it when the same settings give different samples

@@ -23,7 +23,7 @@ MALICIOUS = ("fixed", "sampled")
 # Settings that do not change the results: paths, tracking, how work is divided among processes.
 # For `pretrained` the content of the file counts instead.
 NO_EFFECT = (
-    *("name", "out", "tracker", "dataset.root", "pretrained"),
+    *("name", "out", "rerun", "tracker", "dataset.root", "pretrained"),
     *("executor.devices", "executor.capture"),
 )
 # Settings that do not change the pretrained model either.
@@ -71,6 +71,7 @@ class RunConfig:
     server_lr: float = 1.0
     seed: int = 0
 
+    rerun: bool = False
     name: str = "default"
     out: str = "runs"
 
@@ -216,13 +217,14 @@ class RunConfig:
         settings = self._settings_without(NO_EFFECT) | {"versions": dict(versions)}
         return f"{self.defense['name']}-{_digest(settings)}"
 
-    def pretrain_id(self) -> str:
+    def pretrain_id(self, versions: Mapping[str, int | str]) -> str:
         """Return a short hash of everything that affects the benign rounds before round 0."""
         config = self.pretraining
         used = PARTITIONS[config.partition].setting
         ignored = [p.setting for p in PARTITIONS.values() if p.setting not in (None, used)]
         config = replace(config, **{key: getattr(RunConfig, key) for key in ignored})  # defaults
-        return _digest(config._settings_without(NO_EFFECT + NO_EFFECT_BEFORE_ROUND_0))
+        settings = config._settings_without(NO_EFFECT + NO_EFFECT_BEFORE_ROUND_0)
+        return _digest(settings | {"versions": dict(versions)})
 
     def _settings_without(self, keys: tuple[str, ...]) -> dict[str, Any]:
         """Return the settings without `keys`, normalized: equivalent settings become equal."""

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedbench.digests import Plugin
 from fedbench.registry import Registry
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]  # raw samples -> same shape
@@ -167,7 +168,7 @@ def cut_windows(stream: NDArray[np.int32], length: int) -> NDArray[np.int32]:
 
 
 @dataclass(frozen=True)
-class DataSource(ABC):
+class DataSource(Plugin, ABC):
     """Loads one registered data set; the fields are its settings."""
 
     spec: ClassVar[Spec | None] = None  # None: known only after loading

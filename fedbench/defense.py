@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.digests import Plugin
 from fedbench.registry import Registry
 
 
@@ -43,7 +44,7 @@ class Aggregate:
     details: Mapping[str, Tensor] = field(default_factory=dict)  # more [N] to record, by name
 
 
-class Defense(ABC):
+class Defense(Plugin, ABC):
     """A rule that maps updates [N, P] to one update [P].
 
     Subclasses are frozen dataclasses whose fields are hyperparameters, validated in

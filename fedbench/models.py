@@ -5,19 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedbench.data import Kind, Spec
+from fedbench.digests import Plugin
 from fedbench.errors import UserError
 from fedbench.registry import Registry, require
 from fedbench.user_code import UserCode
 
 
-class Model(ABC):
+class Model(Plugin, ABC):
     """Settings of a network. `build` creates it for a sample shape and a number of classes."""
 
     def check(self, spec: Spec) -> None:
@@ -250,6 +253,9 @@ class Custom(Model):
             got = type(module).__name__
             raise UserError(f"model.target={self.target}: must build an nn.Module, got {got}")
         return module
+
+    def inputs(self) -> Iterable[ModuleType]:
+        return self._code.modules()
 
     def _loaded(self) -> Any:
         function = self._code.load()

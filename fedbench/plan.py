@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from fedbench.config import RunConfig, rounded_count
 from fedbench.data import DATASETS, DataSource, Spec
 from fedbench.datasets.partition import PARTITIONS
 from fedbench.defense import DEFENSES, Defense
+from fedbench.digests import file_digest, plugin_digest
 from fedbench.engine.executors import EXECUTORS, Executor
 from fedbench.errors import UserError
 from fedbench.models import MODELS, Model
 from fedbench.report.tracking import TRACKERS, Tracker
-from fedbench.results.run_dir import RunDir
+from fedbench.results.provenance import started_at
+from fedbench.results.run_dir import Record, RunDir
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Plan:
             model=MODELS.build(config.model),
             executor=executor,
             tracker=TRACKERS.build(config.tracker),
-            pretrained=None if config.pretrained is None else _file_digest(config.pretrained),
+            pretrained=None if config.pretrained is None else _model_digest(config.pretrained),
         )
         try:
             for n in config.client_counts:
@@ -128,34 +130,75 @@ class Plan:
             advice = "" if self.backdoors else f"; {ADVICE[spec.kind]}"
             raise UserError(f"attack {self.config.attack['name']}: {error}{advice}") from error
 
-    @property
+    @cached_property
     def folder(self) -> RunDir:
+        return RunDir(self._path(self.config))
+
+    def finished(self) -> Record | None:
+        """The summary of the run if it has finished, and not before a command with `rerun`."""
+        summary = self.folder.finished()
+        return None if summary is not None and self.is_outdated else summary
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether an earlier command started the run and this one, with `rerun`, starts it over."""
+        path = self.folder.config_file
+        return self.config.rerun and path.exists() and path.stat().st_mtime < started_at()
+
+    def shorter(self) -> Iterator[RunDir]:
+        """Directories of the same run with fewer rounds, the longest first."""
+        parent = self.folder.path.parent
+        names = {path.name for path in parent.iterdir()} if parent.is_dir() else set()
+        for rounds in range(self.config.rounds - 1, 0, -1):
+            path = self._path(replace(self.config, rounds=rounds))
+            if path.name in names:
+                yield RunDir(path)
+
+    def _path(self, config: RunConfig) -> Path:
+        return Path(config.out, config.name, config.run_id(self._versions))
+
+    @cached_property
+    def _versions(self) -> dict[str, int | str]:
+        """Versions and digests of everything but settings that affects the results."""
         versions: dict[str, int | str] = {
             "defense": self.defense.version,
             "attack": self.attack.version,
-            **self._backdoor_versions(),
+            "defense code": plugin_digest(self.defense),
+            "attack code": plugin_digest(self.attack),
+            **self._versions_before_round_0,
         }
+        for i, backdoor in enumerate(self._possible_backdoors()):
+            versions[f"backdoor {i}"] = backdoor.version
+            versions[f"backdoor {i} code"] = plugin_digest(backdoor)
         if self.pretrained is not None:
             versions["pretrained"] = self.pretrained
-        return RunDir(Path(self.config.out, self.config.name, self.config.run_id(versions)))
+        return versions
 
-    def _backdoor_versions(self) -> dict[str, int]:
-        """Versions of the backdoors; of all candidates if the samples decide, after loading."""
+    @cached_property
+    def _versions_before_round_0(self) -> dict[str, str]:
+        source = replace(self.source, backdoors=[])  # their files have no effect on the samples
+        return {"model code": plugin_digest(self.model), "dataset code": plugin_digest(source)}
+
+    @cached_property
+    def pretrain_id(self) -> str:
+        """Short hash of everything that affects the benign rounds before round 0."""
+        return self.config.pretrain_id(self._versions_before_round_0)
+
+    def _possible_backdoors(self) -> Sequence[Backdoor]:
+        """The backdoors; all candidates if the samples decide, after loading."""
         if self.source.backdoors is not None:
-            return {f"backdoor {i}": b.version for i, b in enumerate(self.backdoors)}
-        named = [settings_of(b)["name"] for b in self.attack.backdoor_settings([])]
-        names = {*named, *BY_KIND.values()}
-        return {f"backdoor {name}": BACKDOORS.get(name).version for name in names}
+            return self.backdoors
+        fitting = [{"name": name} for name in BY_KIND.values()]
+        return _built([*self.attack.backdoor_settings([]), *fitting])
 
 
 def _built(backdoors: Sequence[Any]) -> tuple[Backdoor, ...]:
     return tuple(BACKDOORS.build(settings_of(backdoor)) for backdoor in backdoors)
 
 
-def _file_digest(path: str) -> str:
+def _model_digest(path: str) -> str:
     try:
-        with Path(path).expanduser().open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(Path(path).expanduser())
     except OSError as error:
         raise UserError(
             f"pretrained={path}: cannot be read ({error.strerror}); expected a checkpoint, "

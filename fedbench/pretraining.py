@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.report.console import Display
 from fedbench.results.atomic_files import locked
@@ -18,41 +17,45 @@ from fedbench.results.checkpoint import (
     next_round_of,
     save_checkpoint,
 )
+from fedbench.results.provenance import started_at
 
 if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
     from fedbench.federation import Federation
+    from fedbench.plan import Plan
 
 
-def pretrained(config: RunConfig, federation: Federation, display: Display) -> Checkpoint:
+def pretrained(plan: Plan, federation: Federation, display: Display) -> Checkpoint:
     """The state before round 0, from `pretrained=PATH` or from shared benign rounds."""
+    config = plan.config
     if config.pretrained is not None:
         return _load(config.pretrained, federation)
     if not config.pretrain_rounds:
         return federation.initial()
-    with exclusive(config):
-        state = train(config, federation, display)
+    with exclusive(plan):
+        state = train(plan, federation, display)
     return replace(state, defense_state=federation.defense.init())
 
 
-def is_due(config: RunConfig) -> bool:
+def is_due(plan: Plan) -> bool:
     """Whether benign rounds before round 0 are still to be trained."""
-    if config.pretrained is not None or not config.pretrain_rounds:
+    if plan.config.pretrained is not None or not plan.config.pretrain_rounds:
         return False
-    path = _path(config)
-    return not path.exists() or next_round_of(path) < 0
+    path = _path(plan)
+    return not path.exists() or _is_outdated(path, plan) or next_round_of(path) < 0
 
 
 @contextmanager
-def exclusive(config: RunConfig) -> Iterator[None]:
+def exclusive(plan: Plan) -> Iterator[None]:
     """Let one process pretrain while others that need the same model wait for it."""
-    with locked(_path(config).with_suffix(".lock")):
+    with locked(_path(plan).with_suffix(".lock")):
         yield
 
 
-def train(config: RunConfig, federation: Federation, display: Display) -> Checkpoint:
+def train(plan: Plan, federation: Federation, display: Display) -> Checkpoint:
     """Train the remaining benign rounds, saving each; call this while `exclusive`."""
-    path = _path(config)
-    state = load_checkpoint(path, federation.device) if path.exists() else federation.initial()
+    config, path = plan.config, _path(plan)
+    start_over = not path.exists() or _is_outdated(path, plan)
+    state = federation.initial() if start_over else load_checkpoint(path, federation.device)
     while state.next_round < 0:
         state = federation.pretrain(state)
         save_checkpoint(path, replace(state, defense_state=None))  # shared by all defenses
@@ -60,8 +63,13 @@ def train(config: RunConfig, federation: Federation, display: Display) -> Checkp
     return state
 
 
-def _path(config: RunConfig) -> Path:
-    return Path(config.out, ".pretrained", f"{config.pretrain_id()}.pt")
+def _path(plan: Plan) -> Path:
+    return Path(plan.config.out, ".pretrained", f"{plan.pretrain_id}.pt")
+
+
+def _is_outdated(path: Path, plan: Plan) -> bool:
+    """Whether `rerun=true` replaces the model: a command before this one has trained it."""
+    return plan.config.rerun and path.stat().st_mtime < started_at()
 
 
 def _load(path: str, federation: Federation) -> Checkpoint:

@@ -19,6 +19,8 @@ from fedbench.plan import Plan
 from fedbench.report.console import Display
 from fedbench.report.partition_figure import PARTITION_FILE, write_partition_figure
 from fedbench.report.tracking import RunInfo, Session
+from fedbench.results.continuation import continue_shorter
+from fedbench.results.provenance import provenance
 from fedbench.results.run_dir import Record
 from fedbench.results.summary import summarise
 from fedbench.rng import derive, seeded
@@ -49,6 +51,7 @@ def run(config: RunConfig) -> Record:
     if resources.in_sweep():
         exit_with_parent()
     devices = _devices(plan, dataset, _last_batch_size(plan) or resources.n_parallel())
+    _start_over_or_continue(plan)
     try:
         with resources.sweep_slot():
             _pretrain_on_more(plan, dataset)
@@ -91,14 +94,13 @@ def _pretrain_on_more(plan: Plan, dataset: Dataset) -> None:
     """Pretrain on the devices of the other runs of a sweep, which wait for the result."""
     from fedbench.engine.launch import launch
 
-    config = plan.config
     devices = _devices(plan, dataset, resources.n_pretraining())
     usual = _devices(plan, dataset, resources.n_parallel())
     if devices <= usual or plan.folder.checkpoint_file.exists():
         return
-    if pretraining.is_due(config):
-        with pretraining.exclusive(config):
-            if pretraining.is_due(config):  # another run may have done it meanwhile
+    if pretraining.is_due(plan):
+        with pretraining.exclusive(plan):
+            if pretraining.is_due(plan):  # another run may have done it meanwhile
                 outcome = launch(plan.executor, devices, _pretrain_on_rank, plan, dataset)
                 if isinstance(outcome, UserError):
                     raise outcome
@@ -119,7 +121,7 @@ def _pretrain_on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> UserError
     def pretrain(federation: Federation) -> None:
         display = _display(plan)  # prints lines only; the run itself opens its own
         display.say(f"{plan.config.title}  pretraining: {federation.ranks}")
-        pretraining.train(plan.config, federation, display)
+        pretraining.train(plan, federation, display)
 
     return _lead_or_serve(pretrain, fabric, plan, dataset)
 
@@ -150,10 +152,22 @@ def _lead_or_serve(
 
 def _finished(plan: Plan) -> Record | None:
     """Return the summary of a finished run, and print that it is skipped."""
-    summary = plan.folder.finished()
+    summary = plan.finished()
     if summary is not None:
         _display(plan).close(summary, skipped=True)
     return summary
+
+
+def _start_over_or_continue(plan: Plan) -> None:
+    """Delete the earlier attempt with `rerun`; otherwise continue a run with fewer rounds."""
+    folder, config = plan.folder, plan.config
+    if plan.is_outdated:
+        with folder.locked():
+            folder.clear()
+    elif not config.rerun and (shorter := [*plan.shorter()]):
+        with folder.locked():
+            for line in continue_shorter(folder, shorter, config):
+                _display(plan).say(f"{config.title}  {line}")
 
 
 def _display(plan: Plan, first_round: int = 0) -> Display:
@@ -203,6 +217,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
         session: Session | None = None  # opened late, so that the first round does not wait for it
 
         def end(summary: Record) -> Record:
+            summary |= provenance(federation.ranks.fabric.world_size, plan.executor.threads)
             folder.finish(summary)
             (session or plan.tracker.open(about, display.say)).finish(summary)
             display.close(summary)
@@ -212,7 +227,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
         if (warning := plan.warning()) is not None:
             display.say(f"{config.title}  warning: {warning}")
         try:
-            state = start or pretraining.pretrained(config, federation, display)
+            state = start or pretraining.pretrained(plan, federation, display)
             federation.prepare(plan.backdoors, state)
             while state.next_round < config.rounds:
                 state, record = federation.round(state)
@@ -222,6 +237,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
                 folder.checkpoint(state)
                 display.round(record)
         except Exception as error:
+            folder.keep_traceback(error)
             end({"status": "failed", "error": f"{type(error).__name__}: {error}"})
             raise
         return end(summarise(folder.rounds()))

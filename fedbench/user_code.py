@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedbench.errors import UserError, failure, nearest
@@ -39,6 +40,16 @@ class UserCode:
 
     def load(self) -> Any:
         """Import it. Raise a UserError, which names the setting, if that fails."""
+        return self._import()[1]
+
+    def modules(self) -> list[ModuleType]:
+        """The module that `path` names and, if that has imported it, the one that defines it."""
+        home, loaded = self._import()
+        modules = [home, sys.modules.get(getattr(loaded, "__module__", ""))]
+        return [module for module in modules if isinstance(module, ModuleType)]
+
+    def _import(self) -> tuple[Any, Any]:
+        """Return the module, or the class in a module, that holds it, and itself."""
         _put_first(Path.cwd())  # console scripts and notebooks may not have it
         if match := IN_FILE.fullmatch(self.path):
             home, name = match["file"], match["name"]
@@ -57,7 +68,7 @@ class UserCode:
             own = _defined(module)
             near = _did_you_mean(name, vars(module)) if len(own) < 2 else nearest(name, own)
             raise self._error(f"{home} has no {name}{near}")
-        return getattr(module, name)
+        return module, getattr(module, name)
 
     def check_arguments(self, function: Callable[..., Any]) -> None:
         """Raise a UserError for an argument that `function` does not have."""

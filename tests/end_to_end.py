@@ -208,7 +208,7 @@ def result(folder: Path) -> dict[str, Any]:
     """Return the complete result of a run, to the bit, without its times."""
     return {
         "rounds": [json.dumps(_timeless(record)) for record in rounds(folder)],
-        "summary": json.dumps(_timeless(summary(folder))),
+        "summary": json.dumps(_timeless(_measured(summary(folder)))),
         "checkpoint": fingerprint(checkpoint(folder / "checkpoint.pt")),
     }
 
@@ -223,6 +223,12 @@ def fingerprint(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [fingerprint(item) for item in value]
     return value
+
+
+def _measured(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what the summary says about the command and the machine."""
+    origin = ("command", "git", "fedbench_git", "fedbench_code", "processor", "processes")
+    return {key: value for key, value in record.items() if key not in origin}
 
 
 def _timeless(record: Mapping[str, Any]) -> dict[str, Any]:

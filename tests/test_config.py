@@ -240,6 +240,10 @@ def run_id(*overrides: str) -> str:
     return Plan.of(config(*overrides)).folder.path.name
 
 
+def pretrain_id(*overrides: str) -> str:
+    return Plan.of(config(*overrides)).pretrain_id
+
+
 @pytest.mark.parametrize(
     "override",
     [
@@ -262,7 +266,7 @@ def test_settings_that_affect_results_change_the_run_id(override: str) -> None:
     "override",
     [
         *("out=elsewhere", "name=other", "tracker=none", "executor.devices=2", "pool=30"),
-        *("n_clients=[30,30]", "pretrain_non_iid=0.5", "scenario=default"),
+        *("n_clients=[30,30]", "pretrain_non_iid=0.5", "scenario=default", "rerun=true"),
     ],
 )
 def test_settings_that_do_not_affect_results_keep_the_run_id(override: str) -> None:
@@ -276,7 +280,7 @@ def test_pretrain_non_iid_has_no_effect_without_pretraining_by_class(where: str)
     made = config(where, "pretrain_non_iid=1")
     assert made.pretraining.split == made.split
     assert run_id(where, "pretrain_non_iid=1") == run_id(where)
-    assert made.pretrain_id() == config(where).pretrain_id()
+    assert pretrain_id(where, "pretrain_non_iid=1") == pretrain_id(where)
 
 
 def test_a_new_setting_keeps_the_ids_of_runs_that_do_not_use_it() -> None:
@@ -348,12 +352,12 @@ def test_every_attack_fits_every_image_data_set(attack: str, dataset: str) -> No
 
 
 def test_runs_that_differ_after_round_0_only_share_their_pretraining() -> None:
-    base = config().pretrain_id()
+    base = pretrain_id()
     for same in (
         *("defense=krum", "attack=none", "attack=dba", "pmr=0.5", "malicious=sampled", "rounds=3"),
         *("pdr=0.1", "pdr_step=0.1", "attack_start=2", "attack_rounds=[3]"),
     ):
-        assert config(same).pretrain_id() == base, same
+        assert pretrain_id(same) == base, same
     for other in (
         "seed=1",
         "lr=0.1",
@@ -364,20 +368,20 @@ def test_runs_that_differ_after_round_0_only_share_their_pretraining() -> None:
         "pretrain_rounds=2",
         "model=cnn",
     ):
-        assert config(other).pretrain_id() != base, other
+        assert pretrain_id(other) != base, other
 
 
 def test_runs_with_the_same_benign_rounds_share_their_pretraining() -> None:
     """The partition from round 0 on does not matter."""
-    base = config("non_iid=0").pretrain_id()
+    base = pretrain_id("non_iid=0")
     for same in (
         *("non_iid=0", "non_iid=0.7", "non_iid=1", "non_iid=0 dirichlet_alpha=2"),
         *("partition=dirichlet", "partition=dirichlet dirichlet_alpha=2", "n_clients=[30,30]"),
     ):
-        assert config("pretrain_non_iid=0", *same.split()).pretrain_id() == base, same
-    assert config("non_iid=0", "dirichlet_alpha=2").pretrain_id() == base
+        assert pretrain_id("pretrain_non_iid=0", *same.split()) == base, same
+    assert pretrain_id("non_iid=0", "dirichlet_alpha=2") == base
     for other in ("", "pretrain_non_iid=0.1", "partition=dirichlet", "pretrain_non_iid=0 seed=1"):
-        assert config(*other.split()).pretrain_id() != base, other
-    dirichlet = config("partition=dirichlet").pretrain_id()
-    assert config("partition=dirichlet", "non_iid=0").pretrain_id() == dirichlet
-    assert config("partition=dirichlet", "dirichlet_alpha=2").pretrain_id() != dirichlet
+        assert pretrain_id(*other.split()) != base, other
+    dirichlet = pretrain_id("partition=dirichlet")
+    assert pretrain_id("partition=dirichlet", "non_iid=0") == dirichlet
+    assert pretrain_id("partition=dirichlet", "dirichlet_alpha=2") != dirichlet

@@ -6,8 +6,10 @@ into a `Dataset`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedbench.data import DATASETS, Dataset, DataSource
@@ -65,6 +67,9 @@ class CustomData(DataSource):
             self._code.check_arguments(self._loaded_code())
         else:
             self._check_path()
+
+    def inputs(self) -> Iterable[Path | ModuleType]:
+        return self._code.modules() if self._is_code else [self._path]
 
     def load(self) -> Dataset:
         options = ArrayOptions(

@@ -180,6 +180,10 @@ class Iot(TrafficSource):
         for address in self.devices or ():
             ip_address(address)  # raises a ValueError that names it
 
+    def inputs(self) -> list[Path]:
+        normal, attacks = self.captures()
+        return [*normal, *(file for files in attacks.values() for file in files)]
+
     def windows(self) -> dict[str, Any]:
         normal, attacks = self.captures()
         settings = {**asdict(self), "path": None, "backdoors": None, "threshold": None}

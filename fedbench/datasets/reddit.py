@@ -187,8 +187,11 @@ class Reddit(PostSource):
 
     name = "reddit"
 
+    def inputs(self) -> list[Path]:
+        return find_dumps(self._locate())
+
     def windows(self) -> dict[str, Any]:
-        files = find_dumps(self._locate())
+        files = self.inputs()
         names = [f.name for f in fields(PostSource) if f.name != "backdoors"]
         settings = {name: getattr(self, name) for name in names}
 

@@ -123,13 +123,13 @@ def _announce_sweep(config: DictConfig, plans: Sequence[Plan]) -> None:
     """Pass the resources.* variables to the workers: how many runs share the machine, and when."""
     from fedbench import pretraining
 
-    unfinished = [plan for plan in plans if plan.folder.finished() is None]
+    unfinished = [plan for plan in plans if plan.finished() is None]
     if not unfinished:
         return
     for plan in unfinished:
         resources.announce_limit(plan.executor, plan.config.most_clients)
     n_parallel = min(config.hydra.launcher.n_jobs, len(unfinished))
-    due = {plan.config.pretrain_id() for plan in unfinished if pretraining.is_due(plan.config)}
+    due = {plan.pretrain_id for plan in unfinished if pretraining.is_due(plan)}
     last_batch = unfinished[len(unfinished) // n_parallel * n_parallel :]
     variables = {
         resources.PARALLEL: n_parallel,

@@ -8,17 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from fedbench.errors import UserError
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a file lock; the system releases it if the process dies."""
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold a file lock; the system releases it if the process dies.
+
+    Without `wait`, raise a Timeout if another process holds it.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = FileLock(path).acquire()
+        held = FileLock(path).acquire(blocking=wait)
+    except Timeout:
+        raise
     except OSError as error:
         raise UserError(f"cannot write to {path.parent}: {error.strerror or error}") from error
     with held:

@@ -71,3 +71,9 @@ def client_records(
     for i, reason in refused.items():
         records[i] |= {"refused": reason, "score": None, "norm": None, "cosine": None}
     return records
+
+
+def without_accuracies(record: Record) -> Record:
+    """The record of the same round if it had not been evaluated."""
+    by_backdoor = dict.fromkeys(record["BA_by_backdoor"])
+    return {**record, "MA": None, "BA": None, "BA_by_backdoor": by_backdoor}

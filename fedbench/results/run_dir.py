@@ -1,4 +1,4 @@
-"""RunDir: writes config.yaml, rounds.jsonl, checkpoint.pt and summary.json.
+"""RunDir: writes config.yaml, rounds.jsonl, checkpoint.pt, summary.json and traceback.txt.
 
 A run killed at any moment loses at most the round in progress.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import traceback
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.results.atomic_files import locked, write_atomically
 from fedbench.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedbench.results.provenance import provenance
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +36,15 @@ class RunDir:
         self.rounds_file = path / "rounds.jsonl"
         self.checkpoint_file = path / "checkpoint.pt"
         self.summary_file = path / "summary.json"
+        self.traceback_file = path / "traceback.txt"
+        self.config_file = path / "config.yaml"
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Hold the directory's lock, so that only one process runs these settings at a time."""
-        return locked(self.path / ".lock")
+    def locked(self, wait: bool = True) -> AbstractContextManager[None]:
+        """Hold the directory's lock, so that only one process runs these settings at a time.
+
+        Without `wait`, raise a Timeout if another process holds it.
+        """
+        return locked(self.path / ".lock", wait)
 
     def finished(self) -> Record | None:
         """Return the summary of a finished run, None for any other run."""
@@ -48,10 +55,17 @@ class RunDir:
 
     def start(self, config: RunConfig) -> None:
         """Write config.yaml unless it exists: its modification time is the run's start time."""
-        path = self.path / "config.yaml"
-        if not path.exists():
-            text = yaml.safe_dump(asdict(config), sort_keys=False)
-            write_atomically(path, lambda file: file.write(text.encode()))
+        if not self.config_file.exists():
+            settings = asdict(config)
+            del settings["rerun"]  # of the command, not of the run
+            text = yaml.safe_dump(settings, sort_keys=False)
+            write_atomically(self.config_file, lambda file: file.write(text.encode()))
+
+    def clear(self) -> None:
+        """Delete an earlier attempt, so that the run starts over."""
+        files = (self.summary_file, self.checkpoint_file, self.rounds_file, self.traceback_file)
+        for path in (*files, self.config_file):
+            path.unlink(missing_ok=True)
 
     def resume(self, device: torch.device) -> Checkpoint | None:
         """Load the last checkpoint onto `device`; drop lines of rounds.jsonl written after it."""
@@ -88,10 +102,19 @@ class RunDir:
         """Mark the run as failed on behalf of a process that died."""
         with self.locked():
             if self.finished() is None:
-                self.finish({"status": "failed", "error": str(error)})
+                self.finish({"status": "failed", "error": str(error), **provenance()})
+
+    def keep_traceback(self, error: BaseException) -> None:
+        """Write traceback.txt."""
+        text = "".join(traceback.format_exception(error))
+        write_atomically(
+            self.traceback_file, lambda file: file.write(text.encode("utf-8", "replace"))
+        )
 
     def finish(self, summary: Record) -> None:
-        """Write summary.json."""
+        """Write summary.json; a run that has finished at last needs no traceback."""
+        if summary["status"] == "finished":
+            self.traceback_file.unlink(missing_ok=True)
         text = json.dumps(_json_safe(summary), indent=2, allow_nan=False) + "\n"
         write_atomically(self.summary_file, lambda file: file.write(text.encode()))
 

@@ -1,12 +1,9 @@
-"""The contents of summary.json, computed from rounds.jsonl."""
+"""The results in summary.json, computed from rounds.jsonl."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
-from importlib.metadata import version
 
-from fedbench import __version__
 from fedbench.metrics import mean, rates
 from fedbench.results.run_dir import Record
 from fedbench.results.run_reader import STEALTH
@@ -36,11 +33,4 @@ def summarise(rounds: Sequence[Record]) -> Record:
         "rounds": len(rounds),
         "seconds": sum(seconds.values()),
         "seconds_by_step": seconds,
-        "versions": versions(),
     }
-
-
-def versions() -> dict[str, str]:
-    """Versions of fedbench, Python and the libraries that compute the results."""
-    packages = {name: version(name) for name in ("torch", "lightning", "numpy")}
-    return {"fedbench": __version__, "python": platform.python_version(), **packages}

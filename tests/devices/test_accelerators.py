@@ -58,7 +58,7 @@ def test_a_run_records_the_accelerator_that_it_uses(n_gpus: int) -> None:
     )
     assert auto.config.executor["accelerator"] == ("cuda" if n_gpus else "cpu")
     assert auto.folder.path == same.folder.path != other.folder.path
-    assert auto.config.pretrain_id() == same.config.pretrain_id() != other.config.pretrain_id()
+    assert auto.pretrain_id == same.pretrain_id != other.pretrain_id
 
 
 @pytest.mark.parametrize("accelerator", ["mps", "tpu"])

@@ -315,7 +315,7 @@ def test_the_tail_equals_that_of_a_run_and_pretraining_is_cached(
 
     monkeypatch.setattr(preview, "build_rank_context", spy)
     shown = build_preview(plan)
-    cached = folder / "runs" / ".pretrained" / f"{plan.config.pretrain_id()}.pt"
+    cached = folder / "runs" / ".pretrained" / f"{plan.pretrain_id}.pt"
     before = load_checkpoint(cached, torch.device("cpu"))
     assert capsys.readouterr().out == ""
     (tail,), (backdoor,) = shown.backdoors, plan.backdoors
