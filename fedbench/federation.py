@@ -60,8 +60,8 @@ class Federation:
         buffers = buffers.mean(dim=0)
         if not is_finite(params) or not is_finite(buffers):
             raise UserError(
-                f"lr={self.config.lr}: pretraining diverges, choose a smaller learning rate "
-                "(a LightningModule sets its own)"
+                f"lr={self.config.lr}: pretraining diverges; set clip_grad=1 or a smaller learning "
+                "rate (a LightningModule sets its own)"
             )
         return replace(
             start,

@@ -107,11 +107,11 @@ def test_every_sweep_composes(path: Path) -> None:
 
 
 def test_schema_and_config_yaml_have_the_same_defaults() -> None:
-    composed, schema = OmegaConf.to_container(compose("config")), RunConfig()
+    composed = OmegaConf.to_container(compose("config"))
     assert isinstance(composed, dict)
     for key, value in composed.items():
         if key not in GROUPS:
-            assert getattr(schema, str(key)) == value, key
+            assert getattr(RunConfig, str(key)) == value, key
 
 
 def test_a_data_set_brings_its_model_and_the_command_line_wins() -> None:
@@ -385,3 +385,20 @@ def test_runs_with_the_same_benign_rounds_share_their_pretraining() -> None:
     dirichlet = pretrain_id("partition=dirichlet")
     assert pretrain_id("partition=dirichlet", "non_iid=0") == dirichlet
     assert pretrain_id("partition=dirichlet", "dirichlet_alpha=2") != dirichlet
+
+
+def test_gradients_are_clipped_where_training_would_diverge() -> None:
+    """Few clients of one class each; docs have numbers of 30 such clients without clipping."""
+    assert config().clip_grad is None
+    assert config("non_iid=1").clip_grad is None
+    assert config("non_iid=1", "n_clients=19").clip_grad == 1
+    assert config("non_iid=1", "n_clients=[3,8]").clip_grad == 1
+    assert config("non_iid=1", "n_clients=5", "pool=20").clip_grad is None
+    assert config("non_iid=0.98", "n_clients=5").clip_grad is None
+    assert config("non_iid=1", "n_clients=5", "partition=dirichlet").clip_grad is None
+    assert config("non_iid=1", "n_clients=5", "clip_grad=null").clip_grad is None
+    assert config("clip_grad=3").clip_grad == 3
+    assert run_id("clip_grad=null") == run_id("clip_grad=auto")
+    for wrong in ("abc", "0", "-1", "true", "inf", "nan", "[1]"):
+        with pytest.raises(UserError, match=r"^clip_grad=.+: must be above 0 and finite, null or"):
+            config(f"clip_grad={wrong}")

@@ -89,10 +89,21 @@ def test_cached_pretraining_gives_the_same_results(tmp_path: Path) -> None:
 
 
 def test_diverged_pretraining_is_not_cached(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="pretraining diverges"):
+    with pytest.raises(
+        UserError, match=r"^lr=1e\+30: pretraining diverges; set clip_grad=1 or a sm"
+    ):
         run(config(tmp_path, lr=1e30))
     assert list((tmp_path / ".pretrained").glob("*.pt")) == []
     assert Plan.of(config(tmp_path, lr=1e30)).folder.finished() is None
+
+
+def test_few_clients_of_one_class_each_can_be_pretrained(tmp_path: Path) -> None:
+    default = {"non_iid": 1.0, "n_clients": 3, "pmr": 0.4, "pretrain_rounds": 20, "local_epochs": 2}
+    network = {"model": {"name": "mlp"}}
+    summary = run(config(tmp_path, rounds=1, **default, **network))
+    assert summary["MA"] > 0.2  # of 0.3, as only 3 of 10 classes have a client
+    with pytest.raises(UserError, match="diverges"):
+        run(config(tmp_path, rounds=1, clip_grad=None, **default, **network))
 
 
 @pytest.mark.usefixtures("small_data")
