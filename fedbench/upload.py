@@ -38,7 +38,7 @@ class Upload:
 
     def send(self, folder: Path) -> str:
         """Send a run; return what was sent, and where it is now."""
-        config = _config(folder)
+        config = config_of(folder)
         rounds = read_rounds(folder)
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
         run = RunInfo.of(config, folder, rounds)
@@ -64,7 +64,7 @@ class Upload:
         )
 
 
-def _config(folder: Path) -> RunConfig:
+def config_of(folder: Path) -> RunConfig:
     """Return the settings in config.yaml; those that it lacks have their defaults."""
     loaded: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
     known = {field.name for field in fields(RunConfig)}

@@ -57,19 +57,42 @@ class WandbServer(ThreadingHTTPServer):
         """The data of a GraphQL response; fields that are not listed are null."""
         if operation == "UpsertBucket":
             return self._upsert(variables)
+        if operation == "RunResumeStatus":
+            return {"model": {"id": "1", "name": "", "bucket": self._resume(variables["name"])}}
         if operation == "CreateRunFiles":
             self.runs[variables["run"]].files |= {*variables["files"]}
             files = [{"name": n, "uploadUrl": f"{self.url}/storage"} for n in variables["files"]]
             return {"createRunFiles": {"runID": "1", "uploadHeaders": [], "files": files}}
-        artifact = {"id": "1", "state": "COMMITTED", "digest": "", "artifactSequence": None}
-        if operation == "CreateArtifact":
+        if operation == "CreateArtifact":  # as if its content were known: nothing to upload
+            artifact = {"id": "1", "state": "COMMITTED", "artifactSequence": None}
             return {"createArtifact": {"artifact": artifact}}
+        if operation == "ArtifactType":
+            return {"project": None}
         if operation == "Viewer":
             teams: dict[str, Any] = {"edges": []}
             return {"viewer": {"id": "1", "entity": ENTITY, "username": ENTITY, "teams": teams}}
         if operation == "ServerFeaturesQuery":
             return {"serverInfo": {"features": []}}
         return {}
+
+    def _resume(self, run_id: str) -> dict[str, Any] | None:
+        """What a client learns that asks to resume a run."""
+        if run_id not in self.runs:
+            return None
+        run = self.runs[run_id]
+        tail = json.dumps([json.dumps(run.history[-1])] if run.lines else [])
+        return {
+            "id": "1",
+            "name": run_id,
+            "summaryMetrics": json.dumps(run.summary),
+            "logLineCount": 0,
+            "historyLineCount": len(run.lines),
+            "eventsLineCount": 0,
+            "historyTail": tail,
+            "eventsTail": "[]",
+            "config": "{}",
+            "wandbConfig": json.dumps({"t": 1}),
+        }
 
     def _upsert(self, variables: dict[str, Any]) -> dict[str, Any]:
         run = self.runs[variables["name"]]

@@ -18,6 +18,7 @@ RECORDED = ("malicious", "accepted", "score", "weight", "norm", "cosine")
 CLIENT_COLUMNS = ("round", "client", *RECORDED)
 # Keys of a round that are logged under their own names.
 LOGGED = ("MA", "BA", "TPR", "TNR", "AUC", "pdr", *STEALTH)
+N_BINS = 64  # as many as W&B shows
 
 
 def history(record: Mapping[str, Any]) -> dict[str, float]:
@@ -32,17 +33,24 @@ def history(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def score_histograms(record: Mapping[str, Any]) -> dict[str, wandb.Histogram]:
-    """Return the scores of the benign and of the malicious clients, each as a histogram.
+    """Return the scores of the benign and of the malicious clients as histograms of equal bins.
 
-    One scalar per client would be a chart per client. Apart, the two show whether the defense can
-    tell the clients apart.
+    Side by side they show whether the defense can tell the clients apart. One number per client
+    would be one chart per client.
     """
-    groups: dict[str, list[float]] = {"scores/benign": [], "scores/malicious": []}
+    import wandb
+
+    scores: dict[str, list[float]] = {"scores/benign": [], "scores/malicious": []}
     for client in record["clients"]:
         score = _finite(client["score"])
         if score is not None:
-            groups["scores/malicious" if client["malicious"] else "scores/benign"].append(score)
-    return {name: _histogram(scores) for name, scores in groups.items() if scores}
+            scores["scores/malicious" if client["malicious"] else "scores/benign"] += [float(score)]
+    edges = _bin_edges([score for group in scores.values() for score in group])
+    return {
+        name: wandb.Histogram(np_histogram=np.histogram(group, bins=edges))
+        for name, group in scores.items()
+        if group
+    }
 
 
 def client_rows(record: Mapping[str, Any]) -> list[list[Any]]:
@@ -58,13 +66,10 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _histogram(scores: Sequence[float]) -> wandb.Histogram:
-    import wandb
-
+def _bin_edges(scores: Sequence[float]) -> np.ndarray:
     try:
         with np.errstate(over="raise"):
-            return wandb.Histogram(scores)
+            return np.histogram_bin_edges(scores, bins=N_BINS)
     except (ValueError, FloatingPointError):
         # The range is too wide or too narrow to divide, like -1e308 to 1e308.
-        edges = np.array([min(scores), max(scores)])
-        return wandb.Histogram(np_histogram=(np.array([len(scores)]), edges))
+        return np.array([min(scores), max(scores)])

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from textwrap import shorten
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from fedbench.errors import UserError
@@ -64,8 +64,8 @@ class WandbSession(Session):
         self.abandoned = False  # the thread hangs; `finish` no longer waits for it
         self.jobs: SimpleQueue[Callable[[wandb.Run], object] | None] = SimpleQueue()
         self.clients: list[list[Any]] = []
-        self.thread = Thread(target=self._work, name="wandb", daemon=True)
-        self.thread.start()
+        self.stopped = Event()  # not `Thread.is_alive`, which an interrupted `join` makes False
+        Thread(target=self._work, name="wandb", daemon=True).start()
 
     def round(self, record: Mapping[str, Any]) -> None:
         if not self.over:
@@ -80,7 +80,7 @@ class WandbSession(Session):
             reason = "its service process does not answer"
         finally:  # also after Ctrl-C
             atexit.unregister(self._close)
-            if self.thread.is_alive():
+            if not self.stopped.is_set():
                 self._abandon(reason)
 
     def _abandon(self, reason: str) -> None:
@@ -93,7 +93,7 @@ class WandbSession(Session):
 
     def _close(self) -> None:
         self.jobs.put(None)
-        self.thread.join(self.settings.init_timeout + self.settings.finish_timeout + GRACE)
+        self.stopped.wait(self.settings.init_timeout + self.settings.finish_timeout + GRACE)
 
     def _work(self) -> None:
         try:
@@ -105,6 +105,7 @@ class WandbSession(Session):
             if not self.abandoned:  # otherwise the next session may own the service by now
                 _teardown()
                 _remove_scratch_folders()
+            self.stopped.set()
 
     def _serve(self) -> None:
         run = self._start()
