@@ -9,7 +9,6 @@ however much of them arrived.
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import re
 import shlex
@@ -151,8 +150,9 @@ class WandbSession(Session):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        for scratch in _scratch_folders():
-            os.makedirs(scratch.name, 0o700, exist_ok=True)  # an earlier session removed it
+        with suppress(ImportError, AttributeError):
+            for scratch in _scratch_folders():
+                os.makedirs(scratch.name, 0o700, exist_ok=True)  # an earlier session removed it
         quiet = wandb.Settings(silent=True)
         if self.settings.mode != "auto":
             quiet.mode = "online" if self.settings.mode == "online" else "offline"
@@ -248,8 +248,14 @@ def _scratch_folders() -> list[tempfile.TemporaryDirectory[str]]:
 
 def _remove_scratch_folders() -> None:
     """Remove W&B's temporary files now: a worker of a sweep is killed and never cleans up."""
-    if "wandb" in sys.modules:
-        with suppress(ImportError, AttributeError):  # W&B does not document these folders
-            for folder in _scratch_folders():
+    if "wandb" not in sys.modules:
+        return
+    with suppress(ImportError, AttributeError):  # W&B does not document these names
+        from wandb.sdk.artifacts.artifact_instance_cache import (
+            artifact_instance_cache_by_client_id as artifacts,
+        )
+
+        of_tables = [artifact._tmp_dir for artifact in artifacts.values()]
+        for folder in [*_scratch_folders(), *of_tables]:
+            if folder is not None:
                 folder.cleanup()
-        gc.collect()  # removes the folder of each table, which only dead objects refer to by now
