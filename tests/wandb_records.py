@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import os
 import struct
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,3 +127,13 @@ def entries(log: bytes) -> Iterator[bytes]:
 
 def as_dict(items: Any) -> dict[str, Any]:
     return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+def wait_until_gone(process: int) -> None:
+    """Wait until a process that was killed is gone; its end is not immediate."""
+    end = time.monotonic() + 30
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < end:
+            os.kill(process, 0)
+            time.sleep(0.02)
+        raise AssertionError(f"process {process} is still there")

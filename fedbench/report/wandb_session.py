@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -63,6 +64,7 @@ class WandbSession(Session):
         self.abandoned = False  # the thread hangs; `finish` no longer waits for it
         self.jobs: SimpleQueue[Callable[[wandb.Run], object] | None] = SimpleQueue()
         self.clients: list[list[Any]] = []
+        self.service: subprocess.Popen[bytes] | None = None
         self.stopped = Event()  # not `Thread.is_alive`, which an interrupted `join` makes False
         Thread(target=self._work, name="wandb", daemon=True).start()
 
@@ -85,6 +87,8 @@ class WandbSession(Session):
     def _abandon(self, reason: str) -> None:
         self.abandoned = True
         self._give_up(reason)
+        if self.service is not None:
+            self.service.kill()  # it would go on trying to upload after this process has ended
         # This first removes W&B's atexit hook, which has no timeout.
         helper = Thread(target=_teardown, name="wandb-teardown", daemon=True)
         helper.start()
@@ -160,6 +164,9 @@ class WandbSession(Session):
         mode = wandb.setup(quiet).settings.mode
         # W&B wraps both to learn the exit code, once more for every service it starts.
         sys.exit, sys.excepthook = hooks
+        with suppress(AttributeError):  # W&B does not document its process
+            process = wandb.sdk.wandb_setup.singleton().ensure_service()._proc
+            self.service = process._process if process else None
         atexit.register(self._close)  # if `finish` is never called; runs before W&B's hook
         return {"dryrun": "offline", "run": "online", "shared": "online"}.get(mode, mode)
 

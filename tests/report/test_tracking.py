@@ -21,7 +21,7 @@ import pytest
 import wandb
 from omegaconf import OmegaConf
 from PIL import Image
-from wandb_records import KEY, SUMMARY, info, record, stored, track
+from wandb_records import KEY, SUMMARY, info, record, stored, track, wait_until_gone
 
 from fedbench.errors import UserError
 from fedbench.report.tracking import TRACKERS, Wandb
@@ -323,7 +323,7 @@ def test_a_hanging_service_cannot_block_the_run(tmp_path: Path) -> None:
         tmp_path,
         seconds=60,
     )
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    wait_until_gone(int((tmp_path / "pid").read_text()))
     assert (code, errors) == (0, "")
     no_answer = f"wandb: its service process does not answer{GOES_ON}"
     assert lines[1] == no_answer + later(tmp_path / "a")

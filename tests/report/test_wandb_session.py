@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from end_to_end import rounds, run_folders, start, succeed, wait
-from wandb_records import KEY, record, stored, track
+from wandb_records import KEY, record, stored, track, wait_until_gone
 from wandb_server import WandbServer, wandb_server
 
 TESTS = Path(__file__).parents[1]
@@ -148,6 +148,7 @@ def test_an_interrupt_ends_the_wait_for_an_upload(server: WandbServer, tmp_path:
         while not session.address:
             time.sleep(0.01)
         input()
+        say(session.service.pid)
         session.round(record(0))
         threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
@@ -169,7 +170,9 @@ def test_an_interrupt_ends_the_wait_for_an_upload(server: WandbServer, tmp_path:
         process.stdin.write("\n")
         process.stdin.close()
         assert process.wait(120) == 130
-    assert said.read_text().splitlines()[1].startswith("wandb: interrupted; ")
+    _, service, line = said.read_text().splitlines()
+    assert line.startswith("wandb: interrupted; ")
+    wait_until_gone(int(service))
 
 
 @pytest.mark.slow
