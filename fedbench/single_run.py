@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -188,20 +187,6 @@ def build_rank_context(plan: Plan, dataset: Dataset, fabric: Fabric) -> RankCont
     return RankContext(plan.config, dataset, build(), plan.attack, fabric, rebuild=build)
 
 
-def _run_info(plan: Plan, first_round: int) -> RunInfo:
-    config, folder = plan.config, plan.folder
-    return RunInfo(
-        id=folder.path.name,
-        name=config.title,
-        group=config.name,
-        tags=tuple(str(group["name"]) for group in (config.defense, config.attack, config.dataset)),
-        config=asdict(config),
-        directory=folder.path,
-        first_round=first_round,
-        earlier=tuple(folder.rounds()),
-    )
-
-
 def _rounds(plan: Plan, federation: Federation) -> Record:
     """Run the remaining rounds; record, track and checkpoint each, in this order."""
     config, folder, rank_context = plan.config, plan.folder, federation.rank_context
@@ -212,14 +197,15 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
     )
     start = folder.resume(federation.device)
     first_round = 0 if start is None else start.next_round
-    about = _run_info(plan, first_round)
+    about = RunInfo.of(config, folder.path, folder.rounds(), resources.belongs_to_sweep())
     with _display(plan, first_round) as display:
         session: Session | None = None  # opened late, so that the first round does not wait for it
+        open_session = partial(plan.tracker.open, about, resources.once_per_sweep(display.say))
 
         def end(summary: Record) -> Record:
             summary |= provenance(federation.ranks.fabric.world_size, plan.executor.threads)
             folder.finish(summary)
-            (session or plan.tracker.open(about, display.say)).finish(summary)
+            (session or open_session()).finish(summary)
             display.close(summary)
             return summary
 
@@ -232,7 +218,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
             while state.next_round < config.rounds:
                 state, record = federation.round(state)
                 folder.record(record)
-                session = session or plan.tracker.open(about, display.say)
+                session = session or open_session()
                 session.round(record)
                 folder.checkpoint(state)
                 display.round(record)

@@ -6,7 +6,8 @@ import atexit
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import product
@@ -64,6 +65,7 @@ class SweepCallback(Callback):
             by_folder = {plan.folder.path: plan for plan in plans}  # drops duplicate runs
             SweepCallback.folders = list(by_folder)
             self._list_runs([*by_folder.values()], config.hydra.sweep.dir)
+            _name_sweep(config)
             if self.has_workers:
                 _announce_sweep(config, [*by_folder.values()])
         except Exception as error:
@@ -135,10 +137,23 @@ def _announce_sweep(config: DictConfig, plans: Sequence[Plan]) -> None:
         resources.PARALLEL: n_parallel,
         resources.PRETRAINING: min(n_parallel, max(len(due), 1)),
         resources.LAST_BATCH: " ".join(plan.folder.path.name for plan in last_batch),
-        resources.SWEEP: os.getpid(),
     }
-    atexit.register(resources.forget_sweep, os.getpid())
-    # Not through os.environ: the fork server, whose environment workers inherit, already runs.
+    _pass_on(config, variables)
+
+
+def _name_sweep(config: DictConfig) -> None:
+    """Tell the runs of any launcher that they belong to one sweep, and which."""
+    sweep = f"{os.getpid()}-{time.time_ns()}"  # a system uses the same process ids again
+    atexit.register(resources.forget_sweep, sweep)
+    _pass_on(config, {resources.SWEEP: sweep})
+
+
+def _pass_on(config: DictConfig, variables: Mapping[str, object]) -> None:
+    """Set environment variables of the runs.
+
+    Not through os.environ: the fork server, whose environment workers inherit, already runs, and
+    runs on other machines do not inherit it.
+    """
     with open_dict(config):
         config.hydra.overrides.hydra += [
             f"+hydra.job.env_set.{name}='{value}'" for name, value in variables.items()

@@ -7,11 +7,12 @@ from environment variables and from file locks.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from fedbench.engine.executors import Executor
 
 # Environment variables that a sweep sets for its runs:
-SWEEP = "FEDBENCH_SWEEP"  # process id of the command, which names the sweep
+SWEEP = "FEDBENCH_SWEEP"  # names the sweep; set by every launcher, the others by the worker pool's
 PARALLEL = "FEDBENCH_PARALLEL"  # number of runs at a time
 PRETRAINING = "FEDBENCH_PRETRAINING"  # number of runs that pretrain at first, while others wait
 LAST_BATCH = "FEDBENCH_LAST"  # ids of the runs in the last, partial batch
@@ -108,7 +109,38 @@ def jobs(accelerator: str, threads: int, devices: int | None) -> int:
 
 
 def in_sweep() -> bool:
+    """Whether this process is one of several workers of a sweep."""
     return PARALLEL in os.environ
+
+
+def belongs_to_sweep() -> bool:
+    """Whether this run is one of a sweep, also if its runs follow each other or run elsewhere."""
+    return SWEEP in os.environ
+
+
+def once_per_sweep(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return `say`; in a sweep, without the lines that another of its runs has said."""
+
+    def say_new(line: str) -> None:
+        if _is_new(line):
+            say(line)
+
+    return say_new if belongs_to_sweep() else say
+
+
+def _is_new(line: str) -> bool:
+    """Whether this is the first call with `line` in the sweep, in whichever process."""
+    from fedbench.datasets.files import cache_folder  # imports torch, which takes seconds
+
+    try:
+        folder = cache_folder(f"{_slots()}/said")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / hashlib.sha256(line.encode()).hexdigest()).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:  # no space, or not writable: saying it twice is better than not at all
+        return True
+    return True
 
 
 def n_parallel() -> int:

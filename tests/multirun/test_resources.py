@@ -117,3 +117,36 @@ def test_a_run_waits_for_all_its_gpus_and_holds_none_meanwhile() -> None:
         run.join(20)
         assert run.exitcode == 0
     assert time.monotonic() - begun >= 1.5
+
+
+def test_a_line_is_said_once_per_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(resources.SWEEP, raising=False)
+    said: list[str] = []
+    for _ in range(2):  # two runs without a sweep
+        resources.once_per_sweep(said.append)("a")
+    assert said == ["a", "a"]
+    for sweep in ("17", "18"):
+        monkeypatch.setenv(resources.SWEEP, sweep)
+        said.clear()
+        for _ in range(2):  # two runs of a sweep
+            say = resources.once_per_sweep(said.append)
+            say("a")
+            say("b")
+        assert said == ["a", "b"]
+        resources.forget_sweep(sweep)
+        resources.once_per_sweep(said.append)("a")
+        assert said == ["a", "b", "a"]
+        resources.forget_sweep(sweep)
+
+
+def test_a_line_is_said_if_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(pooch, "os_cache", lambda _: tmp_path / "file")
+    monkeypatch.setenv(resources.SWEEP, "17")
+    said: list[str] = []
+    for _ in range(2):
+        resources.once_per_sweep(said.append)("a")
+    assert said == ["a", "a"]

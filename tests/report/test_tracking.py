@@ -5,17 +5,15 @@ W&B really runs, offline or against a closed port of this machine, with an empty
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,145 +21,27 @@ import pytest
 import wandb
 from omegaconf import OmegaConf
 from PIL import Image
+from wandb_records import KEY, SUMMARY, info, record, stored, track, wait_until_gone
 
 from fedbench.errors import UserError
-from fedbench.report.tracking import TRACKERS, RunInfo, Wandb, history
+from fedbench.report.tracking import TRACKERS, Wandb
 
 ROOT = Path(__file__).parents[2]
-KEY = "0123456789" * 4
-CLOSED_PORT = "http://127.0.0.1:9"
 GOES_ON = "; the run goes on without it"
-SUMMARY = {"status": "finished", "MA": 0.7, "BA": 0.1, "TPR": None, "rounds": 2, "seconds": 3.5}
+
+pytestmark = pytest.mark.usefixtures("logged_out")
 
 
-@pytest.fixture(autouse=True)
-def logged_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.setenv("WANDB_BASE_URL", CLOSED_PORT)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    for name in ("HOME", "USERPROFILE"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
-    for name in ("CONFIG", "CACHE", "DATA"):
-        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "home" / name.lower()))
-
-
-def record(index: int, judged: bool = True) -> dict[str, Any]:
-    return {
-        "round": index,
-        "MA": 0.5 + index / 10,
-        "BA": 0.1 if judged else None,
-        "TPR": 1.0 if judged else None,
-        "TNR": 0.5 if judged else None,
-        "AUC": 0.75 if judged else None,
-        "pdr": 0.5 if judged else None,
-        "norm_ratio": 2.0 if judged else None,
-        "cosine": -0.5 if judged else None,
-        "benign_cosine": 0.25 if judged else None,
-        "seconds": {"train": 1.0, "aggregate": 0.25, "evaluate": 0.5},
-        "clients": [
-            {
-                "id": client,
-                "malicious": client == 3,
-                "accepted": client != 3 if judged else None,
-                "score": client + 0.5 if judged else None,
-                "weight": float(client != 3),
-                "norm": client / 4,
-                "cosine": client / 16,
-            }
-            for client in (3, 8)
-        ],
-    }
-
-
-def info(directory: Path, run_id: str = "4f2a", first_round: int = 0) -> RunInfo:
-    config = {"pmr": 0.2, "defense": {"name": "krum", "f": None}}
-    return RunInfo(
-        run_id, "krum pmr=0.2", "table3", ("krum", "dba"), config, directory, first_round
-    )
-
-
-def track(
-    directory: Path,
-    indices: Iterator[int] | range = range(2),
-    summary: Mapping[str, Any] = SUMMARY,
-    settings: Mapping[str, Any] | None = None,
-    judged: bool = True,
-    **run: Any,
-) -> list[str]:
-    """Run a whole session; return the lines that it said."""
-    said: list[str] = []
-    tracker = TRACKERS.build({"name": "wandb", **(settings or {})})
-    session = tracker.open(info(directory, **run), said.append)
-    for index in indices:
-        session.round(record(index, judged))
-    session.finish(summary)
-    return said
-
-
-@dataclass
-class Stored:
-    """The contents of a .wandb file."""
-
-    run: Any
-    config: dict[str, Any]
-    history: list[dict[str, Any]]
-    summary: dict[str, Any]
-    exit_code: int | None
-    files: Path
-
-
-def stored(directory: Path) -> list[Stored]:
-    found = sorted(directory.glob("wandb/*run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
-    return [read_back(path) for path in found]
-
-
-def read_back(path: Path) -> Stored:
-    messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
-    out = Stored(None, {}, [], {}, None, path.parent / "files")
-    for data in entries(path.read_bytes()):
-        entry = messages.Record.FromString(data)
-        kind = entry.WhichOneof("record_type")
-        if kind == "run":
-            out.run = entry.run
-            out.config = {item.key: json.loads(item.value_json) for item in entry.run.config.update}
-        elif kind == "history":
-            out.history.append(as_dict(entry.history.item))
-        elif kind == "summary":
-            out.summary |= as_dict(entry.summary.update)
-        elif kind == "exit":
-            out.exit_code = entry.exit.exit_code
-    return out
-
-
-def entries(log: bytes) -> Iterator[bytes]:
-    """Yield the records of a .wandb file: a LevelDB log whose 32 KiB blocks may split records."""
-    block, header, start, parts = 1 << 15, struct.Struct("<IHB"), 7, b""
-    while start + header.size <= len(log):
-        if block - start % block < header.size:
-            start += block - start % block
-            continue
-        _, size, kind = header.unpack_from(log, start)
-        start += header.size
-        parts += log[start : start + size]
-        start += size
-        if kind in (1, 4):  # a whole record, or the last part of one
-            yield parts
-            parts = b""
-
-
-def as_dict(items: Any) -> dict[str, Any]:
-    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+def later(folder: Path) -> str:
+    """How the line ends that says what to do about a run which is not in W&B."""
+    return f"; python -m fedbench.upload {folder} sends it later"
 
 
 def test_everything_about_a_run_reaches_wandb(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     said = track(tmp_path / "run")
-    assert said == [
-        f"wandb: offline, not logged in; {tmp_path / 'run' / 'wandb'} (wandb sync uploads it)"
-    ]
+    assert said == [f"wandb: offline, not logged in{later(tmp_path / 'run')}"]
     assert capfd.readouterr() == ("", "")
     (run,) = stored(tmp_path / "run")
     assert run.run.project == "fedbench"
@@ -174,7 +54,8 @@ def test_everything_about_a_run_reaches_wandb(
     assert run.config["defense"] == {"name": "krum", "f": None}
     for index, row in enumerate(run.history):
         assert row["_step"] == index
-        assert {name: row[name] for name in row if not name.startswith("_")} == {
+        numbers = {k: v for k, v in row.items() if not k.startswith(("_", "scores"))}
+        assert numbers == {
             "MA": 0.5 + index / 10,
             "BA": 0.1,
             "TPR": 1.0,
@@ -188,8 +69,6 @@ def test_everything_about_a_run_reaches_wandb(
             "seconds/aggregate": 0.25,
             "seconds/evaluate": 0.5,
             "n_accepted": 1,
-            "score/3": 3.5,
-            "score/8": 8.5,
         }
     assert len(run.history) == 2
     assert run.exit_code == 0
@@ -211,19 +90,18 @@ def test_everything_about_a_run_reaches_wandb(
     ]
 
 
-@pytest.mark.parametrize("first", [0, 2])
-def test_the_partition_figure_is_logged_with_the_first_round(tmp_path: Path, first: int) -> None:
-    """A resumed run logs it again, at its own first round, a step new to W&B."""
+@pytest.mark.parametrize("n_earlier", [0, 2])
+def test_the_partition_figure_is_logged_with_round_0(tmp_path: Path, n_earlier: int) -> None:
     Image.new("RGB", (7, 5), "red").save(tmp_path / "partition.png")
-    assert len(track(tmp_path, range(first, first + 2), first_round=first)) == 1
+    assert len(track(tmp_path, range(n_earlier, n_earlier + 2), n_earlier=n_earlier)) == 1
     (run,) = stored(tmp_path)
-    assert [row["_step"] for row in run.history] == [first, first + 1]
-    row, later = run.history
+    assert [row["_step"] for row in run.history] == [*range(n_earlier + 2)]
+    row, *later_rows = run.history
     assert (row["partition/_type"], row["partition/width"]) == ("image-file", 7)
     copy = run.files / row["partition/path"]
     assert copy.read_bytes() == (tmp_path / "partition.png").read_bytes()
-    assert row["MA"] == 0.5 + first / 10
-    assert not [name for name in later if name.startswith("partition")]
+    assert row["MA"] == 0.5
+    assert not [name for late in later_rows for name in late if name.startswith("partition")]
 
 
 def test_a_run_that_fails_before_round_0_has_its_partition_figure(tmp_path: Path) -> None:
@@ -240,7 +118,7 @@ def test_a_broken_partition_figure_prints_one_line(tmp_path: Path) -> None:
     said = track(tmp_path)
     assert len(said) == 2
     assert "cannot identify image file" in said[1]
-    assert said[1].endswith(GOES_ON)
+    assert said[1].endswith(GOES_ON + later(tmp_path))
 
 
 def test_values_that_a_round_lacks_are_not_logged(tmp_path: Path) -> None:
@@ -249,12 +127,6 @@ def test_values_that_a_round_lacks_are_not_logged(tmp_path: Path) -> None:
     names = {name for name in run.history[0] if not name.startswith("_")}
     assert names == {"MA", "seconds/train", "seconds/aggregate", "seconds/evaluate"}
     assert "TPR" not in run.summary
-
-
-def test_the_accuracy_of_each_backdoor_is_logged() -> None:
-    values = history({**record(0), "BA_by_backdoor": {"cross": 0.2, "none_hit": None}})
-    assert values["BA/cross"] == 0.2
-    assert "BA/none_hit" not in values
 
 
 def test_runs_of_a_sweep_are_separate_wandb_runs(tmp_path: Path) -> None:
@@ -269,30 +141,13 @@ def test_runs_of_a_sweep_are_separate_wandb_runs(tmp_path: Path) -> None:
     assert (sys.exit, sys.excepthook) == hooks
 
 
-def test_a_resumed_run_keeps_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resume: list[str | None] = []
-    init = wandb.init
-
-    def watched(**arguments: Any) -> Any:
-        resume.append(arguments["resume"])
-        return init(**arguments)
-
-    monkeypatch.setattr(wandb, "init", watched)
-    track(tmp_path)
-    track(tmp_path, range(2, 4), first_round=2)
-    first, second = stored(tmp_path)
-    assert resume == [None, "allow"]
-    assert first.run.run_id == second.run.run_id
-    assert [row["_step"] for row in first.history + second.history] == [0, 1, 2, 3]
-
-
 def test_a_failing_init_prints_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(**_: Any) -> None:
         raise RuntimeError("no\n  luck.")
 
     with monkeypatch.context() as patch:
         patch.setattr(wandb, "init", broken)
-        assert track(tmp_path / "a") == [f"wandb: no luck{GOES_ON}"]
+        assert track(tmp_path / "a") == [f"wandb: no luck{GOES_ON}{later(tmp_path / 'a')}"]
     assert len(track(tmp_path / "b")) == 1
     assert len(stored(tmp_path / "b")) == 1
 
@@ -300,11 +155,12 @@ def test_a_failing_init_prints_one_line(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_failing_table_still_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(**_: Any) -> None:
-        raise RuntimeError("no table")
+    class BrokenTable(wandb.Table):
+        def __init__(self, **_: Any) -> None:
+            raise RuntimeError("no table")
 
-    monkeypatch.setattr(wandb, "Table", broken)
-    assert track(tmp_path)[1:] == [f"wandb: no table{GOES_ON}"]
+    monkeypatch.setattr(wandb, "Table", BrokenTable)
+    assert track(tmp_path)[1:] == [f"wandb: no table{GOES_ON}{later(tmp_path)}"]
     (run,) = stored(tmp_path)
     assert (run.exit_code, run.summary["MA"]) == (0, 0.7)
 
@@ -315,7 +171,7 @@ def test_a_broken_record_prints_one_line(tmp_path: Path) -> None:
     session.round({"round": 0})
     session.round(record(1))
     session.finish(SUMMARY)
-    assert said[1:] == [f"wandb: 'clients'{GOES_ON}"]
+    assert said[1:] == [f"wandb: 'clients'{GOES_ON}{later(tmp_path)}"]
 
 
 def test_an_unwritable_folder_prints_one_line(tmp_path: Path) -> None:
@@ -323,7 +179,7 @@ def test_an_unwritable_folder_prints_one_line(tmp_path: Path) -> None:
     (line,) = track(tmp_path / "file" / "run")
     assert line.startswith("wandb: ")
     assert str(tmp_path / "file") in line
-    assert line.endswith(GOES_ON)
+    assert line.endswith(GOES_ON + later(tmp_path / "file" / "run"))
 
 
 def mode_of_init(
@@ -359,13 +215,13 @@ def test_wandb_mode_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert mode_of_init(tmp_path, monkeypatch) == "offline"
     assert mode_of_init(tmp_path, monkeypatch, "online") == "online"
-    assert track(tmp_path) == [f"wandb: offline; {tmp_path / 'wandb'} (wandb sync uploads it)"]
+    assert track(tmp_path) == [f"wandb: offline{later(tmp_path)}"]
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert mode_of_init(tmp_path, monkeypatch) is None
     assert track(tmp_path) == ["wandb: disabled by WANDB_MODE or `wandb disabled`"]
     monkeypatch.setenv("WANDB_MODE", "nonsense")
     (line,) = track(tmp_path)
-    assert line.endswith(GOES_ON)
+    assert line.endswith(GOES_ON + later(tmp_path))
 
 
 def run_script(body: str, directory: Path, seconds: float) -> tuple[int, list[str], str]:
@@ -376,8 +232,8 @@ def run_script(body: str, directory: Path, seconds: float) -> tuple[int, list[st
     script = f"""
         import os, signal, sys, time
         from pathlib import Path
-        import fedbench.report.tracking as tracking
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from fedbench.report import tracking, wandb_session
+        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(ROOT / "tests")!r}]
         from test_tracking import SUMMARY, info, record, service_pid, wait_for
         said = []
         def say(line):
@@ -433,7 +289,7 @@ def test_a_killed_service_prints_one_line(tmp_path: Path) -> None:
     assert (code, errors) == (0, "")
     first, warning, second = lines
     assert warning.startswith("wandb: ")
-    assert warning.endswith(GOES_ON)
+    assert warning.endswith(GOES_ON + later(tmp_path / "a"))
     assert first.startswith("wandb: offline")
     assert second.startswith("wandb: offline")
     (run,) = stored(tmp_path / "b")
@@ -445,17 +301,15 @@ def test_a_killed_service_prints_one_line(tmp_path: Path) -> None:
 def test_a_hanging_service_cannot_block_the_run(tmp_path: Path) -> None:
     code, lines, errors = run_script(
         """
-        tracking.GRACE = 1
+        wandb_session.GRACE = 1
         settings = tracking.Wandb(init_timeout=2, finish_timeout=1)
         session = settings.open(info(directory / "a"), say)
         wait_for(lambda: said)
-        frozen = service_pid()
-        os.kill(frozen, signal.SIGSTOP)
+        os.kill(service_pid(), signal.SIGSTOP)
         session.round(record(0))
         session.finish(SUMMARY)
         session = settings.open(info(directory / "b", "b"), say)
         session.round(record(0))
-        os.kill(frozen, signal.SIGCONT)
         session.round(record(1))
         session.finish(SUMMARY)
         session = settings.open(info(directory / "c", "c"), say)
@@ -467,9 +321,11 @@ def test_a_hanging_service_cannot_block_the_run(tmp_path: Path) -> None:
         tmp_path,
         seconds=60,
     )
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    wait_until_gone(int((tmp_path / "pid").read_text()))
     assert (code, errors) == (0, "")
-    assert lines[1] == lines[4] == f"wandb: its service process does not answer{GOES_ON}"
+    no_answer = f"wandb: its service process does not answer{GOES_ON}"
+    assert lines[1] == no_answer + later(tmp_path / "a")
+    assert lines[4] == no_answer + later(tmp_path / "c")
     assert len(lines) == 5
     (run,) = stored(tmp_path / "b")
     assert (len(run.history), run.exit_code) == (2, 0)
@@ -512,7 +368,8 @@ def test_an_unreachable_server_prints_one_line(
     (line,) = lines
     assert line.startswith("wandb: ")
     assert "127.0.0.1:9" in line
-    assert line.endswith(GOES_ON)
+    assert "wandb.init" not in line
+    assert line.endswith(GOES_ON + later(tmp_path))
 
 
 def test_none_does_nothing_and_needs_no_wandb(tmp_path: Path) -> None:
