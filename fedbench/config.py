@@ -21,8 +21,8 @@ from fedbench.plugin_configs import register_plugin_configs
 # Part of every run id. Raise it when the same settings give other numbers or other checkpoints.
 RESULTS_VERSION = 6
 MALICIOUS = ("fixed", "sampled")
-# clip_grad=auto: the bound, and below how many clients of one class each it holds. On fmnist_sample
-# and seed 100, 2 to 8 such clients diverged without a bound, and 2 learned nothing with a bound of 5.
+# clip_grad=auto: the bound, and below how many clients of one class each it holds. On
+# fmnist_sample (seed 100), 2 to 8 such clients diverged without, and 2 learned nothing with 5.
 FEW_CLIENTS_CLIP, FEW_CLIENTS = 1.0, 20
 # Settings that do not change the results: paths, tracking, how work is divided among processes.
 # For `pretrained` the content of the file counts instead.
