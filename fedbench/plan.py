@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from fedbench.engine.executors import EXECUTORS, Executor
 from fedbench.errors import UserError
 from fedbench.models import MODELS, Model
 from fedbench.report.tracking import TRACKERS, Tracker
+from fedbench.results.origin import Origin, title
 from fedbench.results.run_dir import RunDir
+from fedbench.results.settings import flat
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Plan:
     executor: Executor
     tracker: Tracker
     pretrained: str | None = None  # hash of the checkpoint to start from
+    origin: Origin | None = None  # how the user came to these settings; None: not known
 
     @classmethod
     def of(cls, config: RunConfig) -> Plan:
@@ -127,6 +130,11 @@ class Plan:
         except ValueError as error:
             advice = "" if self.backdoors else f"; {ADVICE[spec.kind]}"
             raise UserError(f"attack {self.config.attack['name']}: {error}{advice}") from error
+
+    @property
+    def title(self) -> str:
+        """A readable name: `krum constrain_and_scale pmr=0.2 seed=0`."""
+        return title(flat(asdict(self.config)), self.origin)
 
     @property
     def folder(self) -> RunDir:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +19,7 @@ from fedbench.plan import Plan
 from fedbench.report.console import Display
 from fedbench.report.partition_figure import PARTITION_FILE, write_partition_figure
 from fedbench.report.tracking import RunInfo, Session
+from fedbench.results.origin import Origin
 from fedbench.results.run_dir import Record
 from fedbench.results.summary import summarise
 from fedbench.rng import derive, seeded
@@ -34,9 +35,9 @@ T = TypeVar("T")
 LONG = 200_000  # trained labels from which a run is worth starting several processes
 
 
-def run(config: RunConfig) -> Record:
+def run(config: RunConfig, origin: Origin | None = None) -> Record:
     """Run, resume or skip a configuration; return its summary."""
-    plan = Plan.of(config)
+    plan = replace(Plan.of(config), origin=origin)
     if (finished := _finished(plan)) is not None:
         return finished
     resources.check_accelerator(plan.executor.accelerator)
@@ -118,7 +119,7 @@ def _on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> Record | UserError
 def _pretrain_on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> UserError | None:
     def pretrain(federation: Federation) -> None:
         display = _display(plan)  # prints lines only; the run itself opens its own
-        display.say(f"{plan.config.title}  pretraining: {federation.ranks}")
+        display.say(f"{plan.title}  pretraining: {federation.ranks}")
         pretraining.train(plan.config, federation, display)
 
     return _lead_or_serve(pretrain, fabric, plan, dataset)
@@ -160,7 +161,7 @@ def _display(plan: Plan, first_round: int = 0) -> Display:
     config = plan.config
     # Parallel runs would overwrite each other's live line.
     live = resources.n_parallel() == 1
-    return Display(config.title, config.rounds, first_round, live=live)
+    return Display(plan.title, config.rounds, first_round, live=live)
 
 
 def build_rank_context(plan: Plan, dataset: Dataset, fabric: Fabric) -> RankContext:
@@ -178,7 +179,7 @@ def _run_info(plan: Plan, first_round: int) -> RunInfo:
     config, folder = plan.config, plan.folder
     return RunInfo(
         id=folder.path.name,
-        name=config.title,
+        name=plan.title,
         group=config.name,
         tags=tuple(str(group["name"]) for group in (config.defense, config.attack, config.dataset)),
         config=asdict(config),
@@ -191,7 +192,7 @@ def _run_info(plan: Plan, first_round: int) -> RunInfo:
 def _rounds(plan: Plan, federation: Federation) -> Record:
     """Run the remaining rounds; record, track and checkpoint each, in this order."""
     config, folder, rank_context = plan.config, plan.folder, federation.rank_context
-    folder.start(config)
+    folder.start(config, plan.origin)
     figure = folder.path / PARTITION_FILE
     write_partition_figure(
         figure, config, rank_context.dataset, rank_context.data.shards, rank_context.attackers
@@ -208,9 +209,9 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
             display.close(summary)
             return summary
 
-        display.say(f"{config.title}  {federation.ranks}")
+        display.say(f"{plan.title}  {federation.ranks}")
         if (warning := plan.warning()) is not None:
-            display.say(f"{config.title}  warning: {warning}")
+            display.say(f"{plan.title}  warning: {warning}")
         try:
             state = start or pretraining.pretrained(config, federation, display)
             federation.prepare(plan.backdoors, state)

@@ -36,6 +36,7 @@ CLIENT_COLUMNS = ("round", "client", *RECORDED)
 # Keys of a round that are logged under their own names.
 LOGGED = ("MA", "BA", "TPR", "TNR", "AUC", "pdr", *STEALTH)
 GRACE = 30.0  # seconds to wait for W&B beyond its own timeouts
+MAX_NAME = 128  # characters of a run's name in W&B
 MODES = ("auto", "online", "offline")
 
 
@@ -201,7 +202,7 @@ class WandbSession(Session):
             project=self.settings.project,
             entity=self.settings.entity,
             id=run_id,
-            name=self.run.name[:128],
+            name=short_name(self.run.name, self.run.id),
             group=self.run.group[:128] or None,
             tags=[tag[:64] for tag in self.run.tags if tag],
             config=dict(self.run.config),
@@ -247,6 +248,12 @@ def _teardown() -> None:
     if "wandb" in sys.modules:
         with suppress(BaseException):  # also SystemExit, if the service ended with an error
             sys.modules["wandb"].teardown()
+
+
+def short_name(name: str, run_id: str) -> str:
+    """Shorten a run's title to W&B's limit; the hash of the run id still tells it from others."""
+    tail = f"… {run_id.rpartition('-')[2]}"
+    return name if len(name) <= MAX_NAME else name[: MAX_NAME - len(tail)] + tail
 
 
 def history(record: Mapping[str, Any]) -> dict[str, float]:

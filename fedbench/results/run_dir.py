@@ -1,4 +1,4 @@
-"""RunDir: writes config.yaml, rounds.jsonl, checkpoint.pt and summary.json.
+"""RunDir: writes config.yaml, origin.json, rounds.jsonl, checkpoint.pt and summary.json.
 
 A run killed at any moment loses at most the round in progress.
 """
@@ -19,6 +19,7 @@ from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.results.atomic_files import locked, write_atomically
 from fedbench.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedbench.results.origin import ORIGIN_FILE, Origin
 
 if TYPE_CHECKING:
     import torch
@@ -46,8 +47,15 @@ class RunDir:
         summary: Record = json.loads(self.summary_file.read_text())
         return summary if summary["status"] == "finished" else None
 
-    def start(self, config: RunConfig) -> None:
-        """Write config.yaml unless it exists: its modification time is the run's start time."""
+    def start(self, config: RunConfig, origin: Origin | None = None) -> None:
+        """Write config.yaml unless it exists: its modification time is the run's start time.
+
+        Write origin.json alike: a run keeps the origin of its first command.
+        """
+        path = self.path / ORIGIN_FILE
+        if origin is not None and not path.exists():
+            content = json.dumps(_json_safe(asdict(origin)), indent=2) + "\n"
+            write_atomically(path, lambda file: file.write(content.encode()))
         path = self.path / "config.yaml"
         if not path.exists():
             text = yaml.safe_dump(asdict(config), sort_keys=False)
