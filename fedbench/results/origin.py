@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedbench.results.settings import Value, idle, leading_first, show
+from fedbench.results.settings import Value, group_of, idle, leading_first, show
 
 ORIGIN_FILE = "origin.json"
 ALWAYS_NAMED = ("defense", "attack", "pmr", "seed")  # by every title
@@ -47,6 +47,7 @@ def title(config: Mapping[str, Value], origin: Origin | None) -> str:
     settings = {**config, **origin.choices}
     named = {*(origin.changed or ())} - idle(config) | {*origin.given}
     others = [key for key in settings if key in named and key not in ALWAYS_NAMED]
-    keys = ["pmr", *sorted(others, key=leading_first), "seed"]
+    others.sort(key=lambda key: (group_of(key) != "defense", leading_first(key)))
+    keys = ["pmr", *others, "seed"]
     words = [f"{key}={show(settings.get(key)).removesuffix('.0')}" for key in keys]
     return " ".join([show(settings["defense"]), show(settings["attack"]), *words])
