@@ -205,6 +205,21 @@ def test_seeds_stay_where_the_caption_does_not_tell_them(tmp_path: Path) -> None
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_settings_become_headings_before_a_metric_is_left_out(tmp_path: Path) -> None:
+    sweep = ["attack=constrain_and_scale,dba", "non_iid=0,1", "defense=krum,flame"]
+    add_sweep(tmp_path, *sweep, BA=1.0, MA=1.0, TPR=1.0, TNR=1.0, seconds=1000.0)
+    lines = [line.rstrip() for line in drawn(read_runs([tmp_path]), 80).splitlines()]
+    cells = "100.0  100.0  100.0  100.0  100.0   1000.0"
+    assert lines[1:8] == [
+        " non_iid  defense     BA     MA    TPR    TNR    AUC  seconds",
+        " " + "─" * 61,
+        " attack constrain_and_scale",
+        *(f" 0.0      krum     {cells}", f"          flame    {cells}", ""),
+        f" 1.0      krum     {cells}",
+    ]
+    assert [line for line in lines if line.startswith(" attack")][1:] == [" attack dba"]
+
+
 def test_wide_settings_become_headings_and_one_defense_moves_to_the_caption(
     tmp_path: Path,
 ) -> None:
