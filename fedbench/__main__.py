@@ -12,6 +12,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from fedbench.config import RunConfig, register_schema
+from fedbench.default_settings import origin_of
 from fedbench.errors import UserError, print_error
 from fedbench.results.provenance import announce_command
 
@@ -21,7 +22,8 @@ def compose_and_run(composed: DictConfig) -> None:
     from fedbench.single_run import run
 
     try:
-        run(RunConfig.from_hydra(composed))
+        config = RunConfig.from_hydra(composed)
+        run(config, origin_of(config, HydraConfig.get()))
     except Exception as error:
         _report(error)
 

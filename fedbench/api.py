@@ -36,8 +36,8 @@ class FinishedRun:
         >>> result = fedbench.run(defense="krum", rounds=2, tracker="none")
         >>> result.config["defense"]
         {'name': 'krum', 'f': None, 'm': 1}
-        >>> sorted(path.name for path in result.folder.iterdir())[1:]
-        ['checkpoint.pt', 'config.yaml', 'partition.png', 'rounds.jsonl', 'summary.json']
+        >>> sorted(path.name for path in result.folder.glob("*.json*"))
+        ['origin.json', 'rounds.jsonl', 'summary.json']
     """
 
     folder: Path

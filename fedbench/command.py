@@ -17,7 +17,8 @@ from pathlib import Path
 
 from fedbench.composition import overrides_of
 from fedbench.errors import PREFIX, WARNING, UserError
-from fedbench.results.run_reader import RunResult, flat, read_runs
+from fedbench.results.run_reader import RunResult, read_runs
+from fedbench.results.settings import flat
 
 NOT_STARTED = "did not start; the output says why"
 

@@ -26,7 +26,7 @@ def compose(overrides: Sequence[str]) -> RunConfig:
     """Compose and check the configuration of one run."""
     register_schema()
     try:
-        with _hydra():
+        with hydra_initialized():
             composed = hydra.compose("config", overrides=[*overrides])
     except ValueError as error:  # Hydra raises it for a few user errors, e.g. `defense=null`
         raise UserError(f"{error}, in {' '.join(overrides)}") from error
@@ -34,7 +34,7 @@ def compose(overrides: Sequence[str]) -> RunConfig:
 
 
 @contextmanager
-def _hydra() -> Iterator[None]:
+def hydra_initialized() -> Iterator[None]:
     """Initialize Hydra for fedbench; restore the Hydra application that calls it, if any."""
     caller = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()

@@ -141,11 +141,6 @@ class RunConfig:
         key = PARTITIONS[self.partition].setting
         return self.partition, None if key is None else getattr(self, key)
 
-    @property
-    def title(self) -> str:
-        """A readable name: `krum constrain_and_scale pmr=0.2 seed=0`."""
-        return f"{self.defense['name']} {self.attack['name']} pmr={self.pmr:g} seed={self.seed}"
-
     def attacked_in(self, index: int) -> bool:
         """Whether malicious clients attack in this round."""
         listed = self.attack_rounds is None or index in self.attack_rounds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from fedbench.engine.executors import EXECUTORS, Executor
 from fedbench.errors import UserError
 from fedbench.models import MODELS, Model
 from fedbench.report.tracking import TRACKERS, Tracker
+from fedbench.results.origin import Origin, title
 from fedbench.results.provenance import started_at
 from fedbench.results.run_dir import Record, RunDir
+from fedbench.results.settings import flat
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Plan:
     executor: Executor
     tracker: Tracker
     pretrained: str | None = None  # hash of the checkpoint to start from
+    origin: Origin | None = None  # how the user came to these settings; None: not known
 
     @classmethod
     def of(cls, config: RunConfig) -> Plan:
@@ -129,6 +132,11 @@ class Plan:
         except ValueError as error:
             advice = "" if self.backdoors else f"; {ADVICE[spec.kind]}"
             raise UserError(f"attack {self.config.attack['name']}: {error}{advice}") from error
+
+    @property
+    def title(self) -> str:
+        """A readable name: `krum constrain_and_scale pmr=0.2 seed=0`."""
+        return title(flat(asdict(self.config)), self.origin)
 
     @cached_property
     def folder(self) -> RunDir:

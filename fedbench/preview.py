@@ -51,7 +51,7 @@ def build_preview(plan: Plan) -> ImagePreview | SequencePreview:
     @cache
     def pretrained_context() -> BackdoorContext:
         # On stderr: stdout has the path of the figure alone.
-        display = Display(config.title, config.rounds, console=Console(stderr=True))
+        display = Display(plan.title, config.rounds, console=Console(stderr=True))
         start = pretrained(plan, federation, display)
         return rank_context.backdoor_context(start.initial_params, start.initial_buffers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +20,7 @@ from fedbench.report.console import Display
 from fedbench.report.partition_figure import PARTITION_FILE, write_partition_figure
 from fedbench.report.tracking import RunInfo, Session
 from fedbench.results.continuation import continue_shorter
+from fedbench.results.origin import Origin
 from fedbench.results.provenance import provenance
 from fedbench.results.run_dir import Record
 from fedbench.results.summary import summarise
@@ -35,9 +37,9 @@ T = TypeVar("T")
 LONG = 200_000  # trained labels from which a run is worth starting several processes
 
 
-def run(config: RunConfig) -> Record:
+def run(config: RunConfig, origin: Origin | None = None) -> Record:
     """Run, resume or skip a configuration; return its summary."""
-    plan = Plan.of(config)
+    plan = replace(Plan.of(config), origin=origin)
     if (finished := _finished(plan)) is not None:
         return finished
     resources.check_accelerator(plan.executor.accelerator)
@@ -119,7 +121,7 @@ def _on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> Record | UserError
 def _pretrain_on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> UserError | None:
     def pretrain(federation: Federation) -> None:
         display = _display(plan)  # prints lines only; the run itself opens its own
-        display.say(f"{plan.config.title}  pretraining: {federation.ranks}")
+        display.say(f"{plan.title}  pretraining: {federation.ranks}")
         pretraining.train(plan, federation, display)
 
     return _lead_or_serve(pretrain, fabric, plan, dataset)
@@ -166,14 +168,14 @@ def _start_over_or_continue(plan: Plan) -> None:
     elif not config.rerun and (shorter := [*plan.shorter()]):
         with folder.locked():
             for line in continue_shorter(folder, shorter, config):
-                _display(plan).say(f"{config.title}  {line}")
+                _display(plan).say(f"{plan.title}  {line}")
 
 
 def _display(plan: Plan, first_round: int = 0) -> Display:
     config = plan.config
     # Parallel runs would overwrite each other's live line.
     live = resources.n_parallel() == 1
-    return Display(config.title, config.rounds, first_round, live=live)
+    return Display(plan.title, config.rounds, first_round, live=live)
 
 
 def build_rank_context(plan: Plan, dataset: Dataset, fabric: Fabric) -> RankContext:
@@ -190,14 +192,16 @@ def build_rank_context(plan: Plan, dataset: Dataset, fabric: Fabric) -> RankCont
 def _rounds(plan: Plan, federation: Federation) -> Record:
     """Run the remaining rounds; record, track and checkpoint each, in this order."""
     config, folder, rank_context = plan.config, plan.folder, federation.rank_context
-    folder.start(config)
+    folder.start(config, plan.origin)
     figure = folder.path / PARTITION_FILE
     write_partition_figure(
         figure, config, rank_context.dataset, rank_context.data.shards, rank_context.attackers
     )
     start = folder.resume(federation.device)
     first_round = 0 if start is None else start.next_round
-    about = RunInfo.of(config, folder.path, folder.rounds(), resources.belongs_to_sweep())
+    about = RunInfo.of(
+        config, plan.title, folder.path, folder.rounds(), resources.belongs_to_sweep()
+    )
     with _display(plan, first_round) as display:
         session: Session | None = None  # opened late, so that the first round does not wait for it
         open_session = partial(plan.tracker.open, about, resources.once_per_sweep(display.say))
@@ -209,9 +213,9 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
             display.close(summary)
             return summary
 
-        display.say(f"{config.title}  {federation.ranks}")
+        display.say(f"{plan.title}  {federation.ranks}")
         if (warning := plan.warning()) is not None:
-            display.say(f"{config.title}  warning: {warning}")
+            display.say(f"{plan.title}  warning: {warning}")
         try:
             state = start or pretraining.pretrained(plan, federation, display)
             federation.prepare(plan.backdoors, state)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.report.tracking import MODES, TRACKERS, RunInfo, Wandb
 from fedbench.report.wandb_session import WandbSession
+from fedbench.results.origin import title
+from fedbench.results.run_dir import RunDir
 from fedbench.results.run_reader import RunResult, read_rounds, read_runs
 
 FINISH_TIMEOUT = 600.0  # seconds; nothing else waits for an upload
@@ -36,13 +37,13 @@ class Upload:
     entity: str | None
     mode: str
 
-    def send(self, folder: Path) -> str:
+    def send(self, run: RunResult) -> str:
         """Send a run; return what was sent, and where it is now."""
-        config = config_of(folder)
+        folder, config = run.folder, config_of(run.folder)
         rounds = read_rounds(folder)
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
-        run = RunInfo.of(config, folder, rounds)
-        session = WandbSession(self._settings(config.tracker), run, lambda line: None, ended=True)
+        about = RunInfo.of(config, title(run.config, run.origin), folder, rounds)
+        session = WandbSession(self._settings(config.tracker), about, lambda line: None, ended=True)
         session.finish(summary)
         if session.failure and not session.address:
             raise UnreachableError(session.failure)
@@ -73,27 +74,14 @@ def config_of(folder: Path) -> RunConfig:
     return RunConfig(**loaded)
 
 
-@contextmanager
-def _idle(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a run; False if a process works on the run at the moment."""
-    try:
-        held = FileLock(folder / ".lock").acquire(blocking=False)
-    except Timeout:
-        yield False
-        return
-    with held:
-        yield True
-
-
 def _send_or_skip(upload: Upload, run: RunResult) -> str:
     if run.status == "unreadable":
         raise UserError(run.reason)
-    with _idle(run.folder) as idle:
-        if not idle:
-            return "still running, skipped"
-        if run.status not in ENDED:
-            return "not finished, skipped"
-        return upload.send(run.folder)
+    try:
+        with RunDir(run.folder).locked(wait=False):
+            return upload.send(run) if run.status in ENDED else "not finished, skipped"
+    except Timeout:
+        return "still running, skipped"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

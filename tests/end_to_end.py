@@ -35,6 +35,7 @@ RUN_FILES = [
     ".lock",
     "checkpoint.pt",
     "config.yaml",
+    "origin.json",
     "partition.png",
     "rounds.jsonl",
     "summary.json",

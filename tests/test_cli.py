@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -251,7 +252,10 @@ def test_a_sweep_whose_runs_all_fail_to_start_exits_with_an_error(tmp_path: Path
 def test_a_run_writes_its_directory_and_repeating_the_command_skips_it(tmp_path: Path) -> None:
     command = ["pmr=0.34", "attack_start=1", "out=here", "name=${defense.name}-${seed}"]
     ended = succeed(*command, cwd=tmp_path)
-    title = "fedavg constrain_and_scale pmr=0.34 seed=0  "
+    title = (
+        "fedavg constrain_and_scale pmr=0.34 n_clients=6 rounds=3 pretrain_rounds=1 attack_start=1 "
+        "local_epochs=1 seed=0  "
+    )
     assert all(line.startswith(title) for line in ended.out), ended.out
     assert [line.removeprefix(title).split("  ")[0] for line in ended.out[:-1]] == [
         "sequential on 1 process",
@@ -344,6 +348,28 @@ def test_a_sweep_prints_one_table_of_all_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_runs_of_a_sweep_are_told_apart_by_what_was_swept(tmp_path: Path) -> None:
+    command = ["-m", "pdr=0.5,0.8", "non_iid=0,0.5", "rounds=1", "n_clients=5"]
+    ended = fedbench_in_this_process(*command, "hydra/launcher=basic", cwd=tmp_path)
+    assert ended.code == 0, ended
+    titles = [line.partition("  ")[0] for line in ended.out if "finished in" in line]
+    fixed = "n_clients=5 rounds=1 pretrain_rounds=1 local_epochs=1 seed=0"
+    assert titles == [
+        f"fedavg constrain_and_scale pmr=0.2 pdr={pdr} non_iid={non_iid} {fixed}"
+        for pdr in ("0.5", "0.8")
+        for non_iid in ("0", "0.5")
+    ]
+    (head,) = (line.split() for line in ended.out if " defense " in line)
+    assert head[:3] == ["pdr", "non_iid", "defense"]
+    assert "rounds 1, pretrain_rounds 1, local_epochs 1; seed 0" in " ".join(
+        " ".join(ended.out).split()
+    )
+    origins = [json.loads((f / "origin.json").read_text()) for f in run_folders(tmp_path / "runs")]
+    assert {origin["choices"]["defense"] for origin in origins} == {"fedavg"}
+    assert sorted(origin["changed"].get("pdr", 0.5) for origin in origins) == [0.5, 0.5, 0.8, 0.8]
+
+
+@pytest.mark.slow
 def test_a_sweep_file_is_checked_and_run(tmp_path: Path) -> None:
     (tmp_path / "sweeps").mkdir()
     sweep = {
@@ -371,7 +397,7 @@ def test_a_converged_sweep_over_non_iid_shares_one_pretrained_model(tmp_path: Pa
     assert [row.partition(" fedavg")[0] for row in rows] == [
         *("0.0 6", "0.0 [4, 5]", "1.0 6", "1.0 [4, 5]")
     ]
-    assert "pretrain_non_iid 0.0, rounds 1; seed 0" in " ".join(ended.out)
+    assert "pretrain_non_iid 0.0, rounds 1, scenario converged, " in " ".join(ended.out)
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_a_finished_run_is_uploaded_in_full(
 
 def test_it_replaces_what_a_tracker_sent(run: Path, server: WandbServer) -> None:
     """The tracker failed after round 0; uploading twice makes no second run."""
-    about = RunInfo.of(config_of(run), run, rounds(run)[:1])
+    about = RunInfo.of(config_of(run), "title", run, rounds(run)[:1])
     Wandb().open(about, print).finish({"status": "failed", "error": "none"})
     ((name, sent),) = server.runs.items()
     assert (sent.steps, sent.exit_code) == ([0], 1)

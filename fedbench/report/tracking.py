@@ -38,6 +38,7 @@ class RunInfo:
     def of(
         cls,
         config: RunConfig,
+        title: str,
         directory: Path,
         earlier: Sequence[Mapping[str, Any]],
         in_sweep: bool = False,
@@ -45,7 +46,7 @@ class RunInfo:
         plugins = (config.defense, config.attack, config.dataset)
         return cls(
             id=directory.name,
-            name=config.title,
+            name=title,
             group=config.name,
             tags=tuple(str(plugin["name"]) for plugin in plugins),
             config=asdict(config),

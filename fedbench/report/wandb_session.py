@@ -33,6 +33,7 @@ from fedbench.report.wandb_rows import CLIENT_COLUMNS, client_rows, history, sco
 if TYPE_CHECKING:
     import wandb
 
+MAX_NAME = 128  # characters of a run's name
 GRACE = 30.0  # seconds to wait for W&B beyond its own timeouts
 NO_LOGIN = "not logged in; run `wandb login` or set WANDB_API_KEY, or use --mode offline"
 
@@ -177,7 +178,7 @@ class WandbSession(Session):
             project=self.settings.project,
             entity=self.settings.entity,
             id=self.id,
-            name=self.run.name[:128],
+            name=short_name(self.run.name, self.run.id),
             group=self.run.group[:128] or None,
             tags=[tag[:64] for tag in self.run.tags if tag],
             config=dict(self.run.config),
@@ -266,3 +267,9 @@ def _remove_scratch_folders() -> None:
         for folder in [*_scratch_folders(), *of_tables]:
             if folder is not None:
                 folder.cleanup()
+
+
+def short_name(name: str, run_id: str) -> str:
+    """Shorten a run's title to W&B's limit; the hash of the run id still tells it from others."""
+    tail = f"… {run_id.rpartition('-')[2]}"
+    return name if len(name) <= MAX_NAME else name[: MAX_NAME - len(tail)] + tail

@@ -1,4 +1,4 @@
-"""RunDir: writes config.yaml, rounds.jsonl, checkpoint.pt, summary.json and traceback.txt.
+"""RunDir: writes the files of a run: config, origin, rounds, checkpoint, summary, traceback.
 
 A run killed at any moment loses at most the round in progress.
 """
@@ -20,6 +20,7 @@ from fedbench.config import RunConfig
 from fedbench.errors import UserError
 from fedbench.results.atomic_files import locked, write_atomically
 from fedbench.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedbench.results.origin import ORIGIN_FILE, Origin
 from fedbench.results.provenance import provenance
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class RunDir:
         self.summary_file = path / "summary.json"
         self.traceback_file = path / "traceback.txt"
         self.config_file = path / "config.yaml"
+        self.origin_file = path / ORIGIN_FILE
 
     def locked(self, wait: bool = True) -> AbstractContextManager[None]:
         """Hold the directory's lock, so that only one process runs these settings at a time.
@@ -53,8 +55,14 @@ class RunDir:
         summary: Record = json.loads(self.summary_file.read_text())
         return summary if summary["status"] == "finished" else None
 
-    def start(self, config: RunConfig) -> None:
-        """Write config.yaml unless it exists: its modification time is the run's start time."""
+    def start(self, config: RunConfig, origin: Origin | None = None) -> None:
+        """Write config.yaml unless it exists: its modification time is the run's start time.
+
+        Write origin.json alike: a run keeps the origin of its first command.
+        """
+        if origin is not None and not self.origin_file.exists():
+            content = json.dumps(_json_safe(asdict(origin)), indent=2) + "\n"
+            write_atomically(self.origin_file, lambda file: file.write(content.encode()))
         if not self.config_file.exists():
             settings = asdict(config)
             del settings["rerun"]  # of the command, not of the run
@@ -63,8 +71,8 @@ class RunDir:
 
     def clear(self) -> None:
         """Delete an earlier attempt, so that the run starts over."""
-        files = (self.summary_file, self.checkpoint_file, self.rounds_file, self.traceback_file)
-        for path in (*files, self.config_file):
+        results = (self.summary_file, self.checkpoint_file, self.rounds_file, self.traceback_file)
+        for path in (*results, self.origin_file, self.config_file):
             path.unlink(missing_ok=True)
 
     def resume(self, device: torch.device) -> Checkpoint | None:

@@ -6,15 +6,15 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fedbench.errors import UserError
-
-Value = str | int | float | None
+from fedbench.results.origin import Origin, read_origin
+from fedbench.results.settings import Value, flat
 
 METRICS = ("BA", "MA", "TPR", "TNR", "AUC", "seconds")
 STEALTH = ("norm_ratio", "cosine", "benign_cosine")  # compare poisoned updates with benign ones
@@ -31,6 +31,7 @@ class RunResult:
     config: Mapping[str, Value]  # flat: `attack` is the attack's name, `attack.x` a parameter
     metrics: Mapping[str, float | None]  # METRICS, STEALTH, BA/0, ...; empty unless finished
     reason: str = ""  # why the run failed or could not be read
+    origin: Origin | None = None  # None for runs of older versions
 
     def value(self, key: str) -> Value:
         """Return a setting, or a dash if the run lacks it (a parameter of another attack)."""
@@ -47,7 +48,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[RunResult]:
         if not (found := list(_run_folders(folder))):
             raise UserError(f"no runs below {folder}: no folder there has a config.yaml")
         for run in sorted(found, key=lambda run: ((run / "config.yaml").stat().st_mtime_ns, run)):
-            runs.setdefault(run.resolve(), _read_run(run))
+            runs.setdefault(run.resolve(), replace(_read_run(run), origin=read_origin(run)))
     return list(runs.values())
 
 
@@ -106,22 +107,6 @@ def _read_config(path: Path) -> dict[str, Value]:
     if not isinstance(config.get("defense"), str):
         raise ValueError("no defense name")
     return {**ADDED_SETTINGS, **config}
-
-
-def flat(settings: Mapping[Any, Any]) -> dict[str, Value]:
-    """Flatten {"attack": {"name": "dba", "parts": 4}} to {"attack": "dba", "attack.parts": 4}."""
-    return dict(_items(settings))
-
-
-def _items(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
-    for key, value in tree.items():
-        path = prefix[:-1] if prefix and key == "name" else f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _items(value, f"{path}.")
-        elif value is None or isinstance(value, str | int | float):
-            yield path, value
-        else:
-            yield path, json.dumps(value, default=str)
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float | None]:

@@ -199,12 +199,12 @@ def test_settings_are_the_keys_that_vary(runs: Runs) -> None:
     runs.add("krum", finished(), pmr=0.5, lr=0.1, attack=scale)
     runs.add("krum", finished(), pmr=0.25, lr=0.1, attack=scale)
     runs.add("flame", finished(), pmr=0.25, lr=0.1, attack=scale)
-    # No column for lr, which is always 0.1, nor for parameters that only one attack has.
+    # No column for lr, which is always 0.1, nor for alpha, which one attack has and never varies.
     assert [row[:3] for row in runs.rows()] == [
         ["attack", "pmr", "defense"],
-        ["constrain_and_scale", "0.25", "flame"],
-        ["constrain_and_scale", "0.25", "krum"],
-        ["constrain_and_scale", "0.5", "krum"],
+        ["constrain_and_scale alpha=0.5", "0.25", "flame"],
+        ["constrain_and_scale alpha=0.5", "0.25", "krum"],
+        ["constrain_and_scale alpha=0.5", "0.5", "krum"],
         ["dba", "0.5", "flame"],
     ]
     runs.add("krum", finished(), pmr=0.5, lr=0.1, attack={**scale, "alpha": 0.9})
@@ -291,7 +291,7 @@ def test_the_terminal_table_matches_the_markdown(runs: Runs, width: int) -> None
     runs.add({"name": "krum", "layers": "[bold]"}, finished(MA=0.9), seed=1)
     runs.add({"name": "krum", "layers": "a|b"}, finished())
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(to_terminal(read_runs([runs.top])))
+    console.print(to_terminal(read_runs([runs.top]), width=width))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
     if width == 200:

@@ -25,6 +25,7 @@ from wandb_records import KEY, SUMMARY, info, record, stored, track, wait_until_
 
 from fedbench.errors import UserError
 from fedbench.report.tracking import TRACKERS, Wandb
+from fedbench.report.wandb_session import short_name
 
 ROOT = Path(__file__).parents[2]
 GOES_ON = "; the run goes on without it"
@@ -416,3 +417,13 @@ def test_config_and_class_agree(name: str) -> None:
     assert config.pop("name") == name
     cls: Any = TRACKERS.get(name)
     assert config == {field.name: field.default for field in fields(cls)}
+
+
+def test_a_long_name_is_cut_visibly_and_still_tells_runs_apart() -> None:
+    settings = " ".join(f"attack.setting_{i}=0.5" for i in range(9))
+    title = f"krum dba pmr=0.2 {settings} lr=0.1 seed="
+    names = [short_name(f"{title}{seed}", f"krum-00{seed}a") for seed in (0, 1)]
+    assert [len(name) for name in names] == [128, 128]
+    assert [name[-6:] for name in names] == ["… 000a", "… 001a"]
+    assert all(f"{title}0".startswith(name[:-6]) for name in names)
+    assert short_name("x" * 128, "krum-000a") == "x" * 128

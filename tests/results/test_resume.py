@@ -170,7 +170,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(
     killed = ["tracker=killer", "tracker.at=0", "out=killed"]
     assert fedbench(*command, *killed, cwd=tmp_path, env=plugins.env).code == -signal.SIGKILL
     folder = run_folder(tmp_path / "killed")
-    assert files(folder) == [".lock", "config.yaml", "partition.png", "rounds.jsonl"]
+    assert files(folder) == [".lock", "config.yaml", "origin.json", "partition.png", "rounds.jsonl"]
     line = (folder / "rounds.jsonl").read_bytes()
     assert json.loads(line)["round"] == 0
     (folder / "rounds.jsonl").write_bytes(line[:100])

@@ -1,0 +1,152 @@
+"""Compare runs: one row per setting and defense, told apart by what the user changed."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from fedbench.default_settings import guessed_origin
+from fedbench.report.console import percent
+from fedbench.report.run_labels import RunLabels, value_of
+from fedbench.results.run_reader import METRICS, STEALTH, RunResult
+from fedbench.results.settings import LEADING, Value, idle, show
+
+NOT_PERCENT = ("seconds", "seeds", *STEALTH)  # columns that are not in percent
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """The runs of one defense in one setting, one run per seed."""
+
+    setting: list[str]
+    defense: str  # `krum`, or `krum m=5` if the user changed m
+    runs: list[RunResult]
+
+    @property
+    def finished(self) -> list[RunResult]:
+        return [run for run in self.runs if run.status == "finished"]
+
+    def cells(self, headings: Sequence[str]) -> list[str]:
+        """Return the cells below `headings`; the first is the status if no run has finished."""
+        done, n = self.finished, len(self.runs)
+        cells = {key: _mean(key, [run.metrics.get(key) for run in done]) for key in headings}
+        if not done:
+            statuses = {run.status for run in self.runs}
+            worst = next(s for s in ("failed", "unreadable", "unfinished") if s in statuses)
+            cells = dict.fromkeys(headings, "") | {headings[0]: worst}
+        cells["seeds"] = str(n) if len(done) == n else f"{len(done)} of {n}"
+        return [cells[key] for key in headings]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The contents of the table, for any format."""
+
+    keys: list[str]  # settings that tell the runs apart, besides the defense
+    headings: list[str]  # metrics, and `seeds` if any row has more than one
+    rows: list[TableRow]
+    shared: Mapping[str, str]  # settings that all runs have in common
+    seeds: list[Value]
+
+    @property
+    def averages(self) -> bool:
+        return "seeds" in self.headings
+
+    def caption(self, headings: Collection[str] | None = None, defense: str = "") -> str:
+        """Return the settings that all runs share, the seeds and the units of `headings`."""
+        shared = {"defense": defense, **self.shared} if defense else self.shared
+        parts = [", ".join(f"{key} {value}" for key, value in shared.items())]
+        if self.seeds:
+            plural = "seeds " if len(self.seeds) > 1 else "seed "
+            parts.append(plural + ", ".join(map(show, self.seeds)))
+        spread = ", mean ± sample standard deviation over seeds" if self.averages else ""
+        percents = [key for key in headings or self.headings if key not in NOT_PERCENT]
+        units = f"{', '.join(percents)} in %" if percents else ""
+        return "; ".join(filter(None, [*parts, (units + spread).removeprefix(", ")]))
+
+
+def compare(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> Comparison:
+    """Group the runs into rows: by setting, then by defense in order of appearance.
+
+    Runs without a readable config come last, under the name of their folder.
+    """
+    read = [
+        run if run.origin is not None else replace(run, origin=guessed_origin(run.config))
+        for run in runs
+        if run.config
+    ]
+    labels = RunLabels(read)
+    names = list(dict.fromkeys(value_of(run, "defense") for run in read))
+
+    def place(run: RunResult) -> tuple[Any, ...]:
+        setting = [_natural(value_of(run, key)) for key in labels.columns]
+        settings = [_natural(value) for value in labels.identity(run)]
+        return setting, names.index(value_of(run, "defense")), settings
+
+    rows = []
+    for _, group in groupby(sorted(read, key=place), place):
+        same = list(group)
+        setting = [labels.cell(same[0], key) for key in labels.columns]
+        rows.append(TableRow(setting, labels.defense(same[0]), _one_per_seed(same)))
+    unread = [run for run in runs if not run.config]
+    rows += [TableRow(["?"] * len(labels.columns), run.folder.name, [run]) for run in unread]
+    headings = [*columns, "seeds"] if any(len(row.runs) > 1 for row in rows) else [*columns]
+    seeds = sorted({run.config["seed"] for run in read if "seed" in run.config}, key=_natural)
+    return Comparison(labels.columns, headings, rows, _shared(read, labels), seeds)
+
+
+def _shared(runs: Sequence[RunResult], labels: RunLabels) -> dict[str, str]:
+    """Return the settings that all runs share: LEADING, then the others that were changed."""
+    if not runs:
+        return {}
+    first = runs[0].config
+    useless = idle(first)
+    # `partition` replaces `non_iid` where that has no effect.
+    leading = [key for key in LEADING if key == "non_iid" or key not in useless]
+    leading = ["partition" if key in useless else key for key in leading]
+    shared = [
+        key
+        for key in leading
+        if first.get(key) is not None and len({value_of(run, key) for run in runs}) == 1
+    ]
+    changed = [key for key in labels.shared if key not in useless]
+    keys = [key for key in dict.fromkeys([*shared, *changed]) if key not in labels.columns]
+    return {key: labels.cell(runs[0], key) for key in keys}
+
+
+def _one_per_seed(runs: Sequence[RunResult]) -> list[RunResult]:
+    """Keep one run per seed: repeating a seed is no further evidence.
+
+    Prefer finished runs, then the newest, whose plugins may be of a later version.
+    """
+    by_seed: dict[Value, RunResult] = {}
+    for run in runs:
+        if run.status == "finished" or run.value("seed") not in by_seed:
+            by_seed[run.value("seed")] = run
+    return list(by_seed.values())
+
+
+def _natural(value: Value) -> tuple[Any, ...]:
+    """Sort key: 0.2 before 0.3 before 1e1, `cnn9` before `cnn10`, numbers before words."""
+    if value is None:
+        return (0,)
+    try:
+        return (1, float(value))
+    except ValueError:
+        parts = re.split(r"(\d+)", str(value))
+        return (2, tuple(int(part) if part.isdecimal() else part for part in parts), value)
+
+
+def _mean(key: str, values: Sequence[float | None]) -> str:
+    """Return mean and sample standard deviation of the measured values: `84.1 ± 0.3`."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return "-"
+    decimals = "{:.1f}" if key == "seconds" else "{:.2f}"
+    text = decimals.format if key in NOT_PERCENT else percent
+    mean = text(statistics.fmean(present))
+    return f"{mean} ± {text(statistics.stdev(present))}" if len(present) > 1 else mean
