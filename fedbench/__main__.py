@@ -13,16 +13,23 @@ from omegaconf import DictConfig
 
 from fedbench.config import RunConfig, register_schema
 from fedbench.errors import UserError, print_error
+from fedbench.report.console import announce_start
+from fedbench.report.run_events import relayed
 
 
 @hydra.main(config_path="pkg://fedbench.conf", config_name="config", version_base="1.3")
 def compose_and_run(composed: DictConfig) -> None:
-    from fedbench.single_run import run
+    alone = HydraConfig.get().mode == RunMode.RUN
+    with relayed(None if alone else HydraConfig.get().job.num):
+        try:
+            config = RunConfig.from_hydra(composed)
+            if alone:
+                announce_start(f"{config.title}  starting")
+            from fedbench.single_run import run
 
-    try:
-        run(RunConfig.from_hydra(composed))
-    except Exception as error:
-        _report(error)
+            run(config)
+        except Exception as error:
+            _report(error)
 
 
 def _report(error: Exception) -> None:
@@ -30,6 +37,13 @@ def _report(error: Exception) -> None:
     print_error(error)
     if not HydraConfig.initialized() or HydraConfig.get().mode == RunMode.RUN:
         sys.exit(1)
+
+
+def end_sweep() -> None:
+    """Stop showing a sweep that an exception has ended."""
+    callback = sys.modules.get("fedbench.multirun.hydra_callback")
+    if callback is not None:
+        callback.SweepCallback.close()
 
 
 def main() -> None:
@@ -52,6 +66,8 @@ def main() -> None:
         _report(UserError(f"{error}, in {' '.join(sys.argv[1:])}"))
     except Exception as error:
         _report(error)
+    finally:
+        end_sweep()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedbench.config import RunConfig
 from fedbench.errors import UserError
-from fedbench.report.console import Display
+from fedbench.report.run_display import RunDisplay
 from fedbench.results.atomic_files import locked
 from fedbench.results.checkpoint import (
     Checkpoint,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print b
     from fedbench.federation import Federation
 
 
-def pretrained(config: RunConfig, federation: Federation, display: Display) -> Checkpoint:
+def pretrained(config: RunConfig, federation: Federation, display: RunDisplay) -> Checkpoint:
     """The state before round 0, from `pretrained=PATH` or from shared benign rounds."""
     if config.pretrained is not None:
         return _load(config.pretrained, federation)
@@ -49,10 +49,13 @@ def exclusive(config: RunConfig) -> Iterator[None]:
         yield
 
 
-def train(config: RunConfig, federation: Federation, display: Display) -> Checkpoint:
+def train(config: RunConfig, federation: Federation, display: RunDisplay) -> Checkpoint:
     """Train the remaining benign rounds, saving each; call this while `exclusive`."""
     path = _path(config)
     state = load_checkpoint(path, federation.device) if path.exists() else federation.initial()
+    if state.next_round < 0:
+        federation.ranks.on_trained = display.trained
+        display.begin_pretraining(config.pretrain_rounds + state.next_round, config.pretrain_rounds)
     while state.next_round < 0:
         state = federation.pretrain(state)
         save_checkpoint(path, replace(state, defense_state=None))  # shared by all defenses
