@@ -104,7 +104,7 @@ class SweepWatch:
             case "pretrain":
                 self.panel.pretrain(run, event["done"], event["total"])
             case "trained":
-                run.share = min(event["share"], 0.99)
+                self.panel.trained(run, event["share"])
             case "round":
                 self.panel.round(run, event["round"], {key: event[key] for key in ("MA", "BA")})
             case "say":

@@ -139,7 +139,7 @@ class Display(RunDisplay):
             # On a narrow terminal, the bar shrinks first, then the title.
             RenderableColumn(Text(title, "bold", no_wrap=True, overflow="ellipsis")),
             BarColumn(None, table_column=Column(ratio=1)),
-            RoundColumn(),
+            RoundColumn(Column(no_wrap=True)),
             TimeElapsedColumn(Column(no_wrap=True)),
             TextColumn("left"),
             TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),

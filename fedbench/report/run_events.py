@@ -62,10 +62,17 @@ def relayed(job: int | None) -> Iterator[None]:
     if not in_panel():
         yield
         return
+    stopped = Path(os.environ[FOLDER], "stopped")
+    if stopped.exists():  # an interrupted worker would otherwise start its next run
+        raise KeyboardInterrupt
     out, err = Relay(error=False), Relay(error=True)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             yield
+    except KeyboardInterrupt:
+        with suppress(OSError):
+            stopped.touch()
+        raise
     finally:
         out.rest()
         err.rest()

@@ -39,23 +39,30 @@ class RunState:
     total: int = 0  # rounds of this phase
     share: float = 0.0  # of the current round
     rates: Mapping[str, float | None] = field(default_factory=dict)  # MA and BA, if measured
-    begun: float = 0.0  # when the phase began
-    first: int = 0  # rounds that were done then
+    # The first progress of this phase: when, and how many rounds were trained. Not its beginning,
+    # because a run may have to wait for another one that pretrains the model of both.
+    since: tuple[float, float] | None = None
+    last: float = 0.0  # when the run last made progress
 
-    def enter(self, phase: str, done: int, total: int, now: float) -> None:
-        self.status, self.phase, self.share = RUNNING, phase, 0.0
-        self.done = self.first = done
-        self.total, self.begun = total, now
+    def enter(self, phase: str, done: int, total: int) -> None:
+        self.status, self.phase, self.since = RUNNING, phase, None
+        self.done, self.total, self.share = done, total, 0.0
 
-    def progress(self, phase: str, done: int, total: int, now: float) -> None:
-        if self.phase != phase or self.status != RUNNING:
-            self.enter(phase, done, total, now)
-        self.done, self.share = done, 0.0
+    def progress(self, done: int, share: float, now: float) -> None:
+        self.done, self.share, self.last = done, share, now
+        self.since = self.since or (now, done + share)
 
-    def pace(self, now: float) -> float | None:
+    def measured(self) -> tuple[float, float]:
+        """Seconds and rounds between the first progress of this phase and the last."""
+        if self.since is None:
+            return 0.0, 0.0
+        begun, first = self.since
+        return self.last - begun, self.done + self.share - first
+
+    def pace(self) -> float | None:
         """Seconds per round of this phase; None before there is something to measure."""
-        trained = self.done + self.share - self.first
-        return (now - self.begun) / trained if trained > 0 and self.status == RUNNING else None
+        seconds, rounds = self.measured()
+        return seconds / rounds if rounds > 0 else None
 
     def where(self) -> str:
         return f"{self.phase} {self.done}/{self.total}"
@@ -70,47 +77,53 @@ class SweepPanel:
         """`runs`: by run id."""
         self.runs = dict(runs)
         self.clock = clock
-        self._seconds, self._rounds = 0.0, 0  # over all rounds of runs that ended
+        self._ended: list[tuple[float, float]] = []  # seconds and rounds of runs that ended
+
+    def running(self) -> list[RunState]:
+        return [run for run in self.runs.values() if run.status == RUNNING]
 
     def count(self, status: str) -> int:
         return sum(run.status == status for run in self.runs.values())
 
     def begin(self, run: RunState, first_round: int) -> None:
-        run.enter("round", first_round, run.rounds, self.clock())
+        run.enter("round", first_round, run.rounds)
 
     def pretrain(self, run: RunState, done: int, total: int) -> None:
-        run.progress("pretrain", done, total, self.clock())
+        if run.phase != "pretrain" or run.status != RUNNING:
+            run.enter("pretrain", done, total)
+        run.progress(done, 0.0, self.clock())
         if done == total:
             self.begin(run, 0)
 
+    def trained(self, run: RunState, share: float) -> None:
+        run.progress(run.done, min(share, 0.99), self.clock())
+
     def round(self, run: RunState, index: int, rates: Mapping[str, float | None]) -> None:
-        run.progress("round", index + 1, run.rounds, self.clock())
+        run.progress(index + 1, 0.0, self.clock())
         measured = {key: rate for key, rate in rates.items() if rate is not None}
         run.rates = {**run.rates, **measured}
 
     def end(self, run: RunState, status: str) -> None:
-        if run.status == RUNNING and run.phase == "round":
-            self._seconds += self.clock() - run.begun
-            self._rounds += run.done - run.first
+        if run.phase == "round":
+            self._ended.append(run.measured())
         run.status = status
 
     def seconds_left(self) -> float | None:
         """Estimate from the mean time of a round and the number of runs at a time."""
-        now, running = self.clock(), [r for r in self.runs.values() if r.status == RUNNING]
-        measured = [r for r in running if r.phase == "round" and r.pace(now) is not None]
-        seconds = self._seconds + sum(now - run.begun for run in measured)
-        rounds = self._rounds + sum(run.done + run.share - run.first for run in measured)
+        running = self.running()
+        measured = [*self._ended, *(run.measured() for run in running if run.phase == "round")]
+        rounds = sum(n for _, n in measured)
         if not rounds:
             return None
-        mean = seconds / rounds
-        open_ = [self._left(run, mean, now) for run in running]
+        mean = sum(seconds for seconds, _ in measured) / rounds
+        open_ = [self._left(run, mean) for run in running]
         waiting = [mean * run.rounds for run in self.runs.values() if run.status == LEFT]
         return max([sum(open_ + waiting) / max(len(running), 1), *open_])
 
     @staticmethod
-    def _left(run: RunState, mean: float, now: float) -> float:
+    def _left(run: RunState, mean: float) -> float:
         """Seconds that a running run still needs; `mean` per round where it has no own pace."""
-        pace = run.pace(now) or mean
+        pace = run.pace() or mean
         rest = (run.total - run.done - run.share) * pace
         return rest if run.phase == "round" else rest + run.rounds * mean
 
@@ -132,10 +145,12 @@ class SweepPanel:
         head.add_column(ratio=1)
         head.add_column(no_wrap=True)
         head.add_row(ProgressBar(len(self.runs), ended), Text(self.headline(), "bold"))
-        yield head
-        running = [run for run in self.runs.values() if run.status == RUNNING]
+        # Narrower than the terminal: the `^C` of Ctrl-C would wrap, and rich erase too few lines.
+        options = options.update(width=max(options.max_width - 2, 1))
+        yield from console.render(head, options)
+        running = self.running()
         shown = running[: max(console.height - SPARE_LINES, 1)]
-        yield self._rows(shown)
+        yield from console.render(self._rows(shown), options)
         if len(shown) < len(running):
             yield Text(f"... and {len(running) - len(shown)} more running", "dim")
 
@@ -144,11 +159,10 @@ class SweepPanel:
         rows.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for _ in range(4):
             rows.add_column(no_wrap=True)
-        now = self.clock()
         for run in running:
             rates = [f"{key} {percent(run.rates.get(key))}" for key in ("MA", "BA")]
-            pace = run.pace(now)
-            rest = "" if pace is None else f"{about(self._left(run, pace, now))} left"
+            pace = run.pace()
+            rest = "" if pace is None else f"{about(self._left(run, pace))} left"
             # A label is no markup: it may contain brackets.
             rows.add_row(*map(Text, (run.label, run.where(), *rates, rest)))
         return rows
