@@ -87,8 +87,11 @@ def console_for_output(console: Console | None = None) -> Console:
 
 
 def announce_start(line: str) -> None:
-    """Print a line before torch is imported, which takes seconds; nothing if it already was."""
-    if "torch" not in sys.modules:
+    """Print a line before Lightning is imported, which takes seconds; not if it already was.
+
+    Plugins import torch earlier, but not Lightning.
+    """
+    if "lightning" not in sys.modules:
         print_text(console_for_output(), Text(line))
 
 

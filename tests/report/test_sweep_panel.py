@@ -73,8 +73,8 @@ def test_a_running_run_shows_round_rates_and_time_left() -> None:
         panel.round(run, index, {"MA": None if index % 2 else 0.84, "BA": 0.998})
     panel.pretrain(other, 12, 20)
     _, first, second = drawn(panel)
-    assert first.split() == "defense=d0 pmr=0.2 round 5/10 MA 84.0 BA 99.8 30 s left".split()
-    assert second.split() == "defense=d1 pmr=0.2 pretrain 12/20 MA - BA -".split()
+    assert " ".join(first.split()) == ("defense=d0 pmr=0.2 round 5/10 MA 84.0 BA 99.8 30 s left")
+    assert " ".join(second.split()) == "defense=d1 pmr=0.2 pretrain 12/20 MA - BA -"
 
 
 def test_rounds_follow_pretraining() -> None:
