@@ -18,7 +18,7 @@ from fedbench.config import RunConfig
 from fedbench.engine import launch
 from fedbench.engine.executors import EXECUTORS, Executor, Sequential
 from fedbench.errors import UserError
-from fedbench.multirun import resources
+from fedbench.multirun import launchers, resources
 from fedbench.plan import Plan
 from fedbench.single_run import run
 
