@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -14,18 +15,27 @@ from omegaconf import DictConfig
 from fedbench.config import RunConfig, register_schema
 from fedbench.default_settings import origin_of
 from fedbench.errors import UserError, print_error
+from fedbench.report.console import announce_start
+from fedbench.report.run_events import relayed
+from fedbench.results.origin import title
 from fedbench.results.provenance import announce_command
+from fedbench.results.settings import flat
 
 
 @hydra.main(config_path="pkg://fedbench.conf", config_name="config", version_base="1.3")
 def compose_and_run(composed: DictConfig) -> None:
-    from fedbench.single_run import run
+    alone = HydraConfig.get().mode == RunMode.RUN
+    with relayed(None if alone else HydraConfig.get().job.num):
+        try:
+            config = RunConfig.from_hydra(composed)
+            origin = origin_of(config, HydraConfig.get())
+            if alone:
+                announce_start(f"{title(flat(asdict(config)), origin)}  starting")
+            from fedbench.single_run import run
 
-    try:
-        config = RunConfig.from_hydra(composed)
-        run(config, origin_of(config, HydraConfig.get()))
-    except Exception as error:
-        _report(error)
+            run(config, origin)
+        except Exception as error:
+            _report(error)
 
 
 def _report(error: Exception) -> None:
@@ -33,6 +43,13 @@ def _report(error: Exception) -> None:
     print_error(error)
     if not HydraConfig.initialized() or HydraConfig.get().mode == RunMode.RUN:
         sys.exit(1)
+
+
+def end_sweep() -> None:
+    """Stop showing a sweep that an exception has ended."""
+    callback = sys.modules.get("fedbench.multirun.hydra_callback")
+    if callback is not None:
+        callback.SweepCallback.close()
 
 
 def main() -> None:
@@ -56,6 +73,8 @@ def main() -> None:
         _report(UserError(f"{error}, in {' '.join(sys.argv[1:])}"))
     except Exception as error:
         _report(error)
+    finally:
+        end_sweep()
 
 
 if __name__ == "__main__":

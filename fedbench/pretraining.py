@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbench.errors import UserError
-from fedbench.report.console import Display
+from fedbench.report.run_display import RunDisplay
 from fedbench.results.atomic_files import locked
 from fedbench.results.checkpoint import (
     Checkpoint,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print b
     from fedbench.plan import Plan
 
 
-def pretrained(plan: Plan, federation: Federation, display: Display) -> Checkpoint:
+def pretrained(plan: Plan, federation: Federation, display: RunDisplay) -> Checkpoint:
     """The state before round 0, from `pretrained=PATH` or from shared benign rounds."""
     config = plan.config
     if config.pretrained is not None:
@@ -51,11 +51,14 @@ def exclusive(plan: Plan) -> Iterator[None]:
         yield
 
 
-def train(plan: Plan, federation: Federation, display: Display) -> Checkpoint:
+def train(plan: Plan, federation: Federation, display: RunDisplay) -> Checkpoint:
     """Train the remaining benign rounds, saving each; call this while `exclusive`."""
     config, path = plan.config, _path(plan)
     start_over = not path.exists() or _is_outdated(path, plan)
     state = federation.initial() if start_over else load_checkpoint(path, federation.device)
+    if state.next_round < 0:
+        federation.ranks.on_trained = display.trained
+        display.begin_pretraining(config.pretrain_rounds + state.next_round, config.pretrain_rounds)
     while state.next_round < 0:
         state = federation.pretrain(state)
         save_checkpoint(path, replace(state, defense_state=None))  # shared by all defenses

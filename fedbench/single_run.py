@@ -16,8 +16,10 @@ from fedbench.errors import UserError
 from fedbench.multirun import resources
 from fedbench.multirun.parent_watch import exit_with_parent
 from fedbench.plan import Plan
+from fedbench.report import run_events
 from fedbench.report.console import Display
 from fedbench.report.partition_figure import PARTITION_FILE, write_partition_figure
+from fedbench.report.run_display import RunDisplay, SweepDisplay
 from fedbench.report.tracking import RunInfo, Session
 from fedbench.results.continuation import continue_shorter
 from fedbench.results.origin import Origin
@@ -121,7 +123,7 @@ def _on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> Record | UserError
 def _pretrain_on_rank(fabric: Fabric, plan: Plan, dataset: Dataset) -> UserError | None:
     def pretrain(federation: Federation) -> None:
         display = _display(plan)  # prints lines only; the run itself opens its own
-        display.say(f"{plan.title}  pretraining: {federation.ranks}")
+        display.describe(f"pretraining: {federation.ranks}")
         pretraining.train(plan, federation, display)
 
     return _lead_or_serve(pretrain, fabric, plan, dataset)
@@ -171,8 +173,10 @@ def _start_over_or_continue(plan: Plan) -> None:
                 _display(plan).say(f"{plan.title}  {line}")
 
 
-def _display(plan: Plan, first_round: int = 0) -> Display:
+def _display(plan: Plan, first_round: int = 0) -> RunDisplay:
     config = plan.config
+    if run_events.in_panel():
+        return SweepDisplay(plan.folder.path.name, first_round)
     # Parallel runs would overwrite each other's live line.
     live = resources.n_parallel() == 1
     return Display(plan.title, config.rounds, first_round, live=live)
@@ -213,7 +217,8 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
             display.close(summary)
             return summary
 
-        display.say(f"{plan.title}  {federation.ranks}")
+        display.describe(str(federation.ranks))
+        federation.ranks.on_trained = display.trained
         if (warning := plan.warning()) is not None:
             display.say(f"{plan.title}  warning: {warning}")
         try:

@@ -265,7 +265,7 @@ class TestRuns:
 
         small = [f"{key}={value}" for key, value in QUICK.items()]
         again = succeed("defense=krum", "pmr=0.34", "attack.alpha=0.5", *small, cwd=tmp_path)
-        assert "already finished, skipped" in again.out[0]
+        assert "already finished, skipped" in again.out[1]
         assert fedbench.run(defense="krum", pmr=0.34, **QUICK, **{"attack.alpha": 0.5}) == result
         assert "already finished, skipped" in capsys.readouterr().out
 
@@ -331,11 +331,13 @@ class TestRuns:
             text=True,
         )
         assert process.stdout is not None
-        while "round 2/100" not in (line := process.stdout.readline()):
+        while "starting 2 runs" not in (line := process.stdout.readline()):
             assert line
+        while not any(tmp_path.glob("runs/*/*/checkpoint.pt")):
+            assert process.poll() is None
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-        assert "the same command resumes it" in out
+        assert "stopped: 0 of 2 runs done; the same command resumes the others" in out
         assert err.splitlines()[-1] == "KeyboardInterrupt"
         assert set(fedbench.load(tmp_path).status) == {"unfinished"}
 

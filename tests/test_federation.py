@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -440,3 +441,22 @@ def test_shares_of_an_evaluation_add_up(federation: Make, n_parts: int) -> None:
     ]
     assert torch.equal(sum(parts), whole)
     assert whole.sum() > 0
+
+
+def test_a_round_reports_its_progress_client_by_client(
+    federation: Callable[..., Federation],
+) -> None:
+    """Shares grow with each client's work and end at 1, in benign rounds as well."""
+    server = federation(n_clients=4)
+    shares: list[float] = []
+    server.ranks.on_trained = shares.append
+    start = server.initial()
+    participants = server.rank_context.selection.select(0)
+    costs = [server.rank_context.data.cost(0, p) for p in participants]
+    server.round(replace(start, next_round=0))
+    steps = [after - before for before, after in itertools.pairwise([0.0, *shares])]
+    assert sorted(steps) == pytest.approx(sorted(cost / sum(costs) for cost in costs))
+    shares.clear()
+    server.pretrain(replace(start, next_round=-1))
+    assert len(shares) == 4
+    assert shares[-1] == 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -46,6 +47,9 @@ class RankGroup:
         self.runner = ClientRunner(rank_context, self.backend)
         # Ranks that may work now; a sweep changes it as other runs end.
         self.available: Callable[[], int] = lambda: self.fabric.world_size
+        # Called on rank 0 after each of its groups with the share of its work that is done. All
+        # ranks have about the same amount of work, so this is also the share of the round.
+        self.on_trained: Callable[[float], None] = lambda share: None
 
     def __str__(self) -> str:
         """`sequential on 2 processes`: the choice that the first line of a run shows."""
@@ -128,14 +132,24 @@ class RankGroup:
         results = dict(zip(own, map(FlatModel, updates, buffers), strict=True))
         failure: UserError | None = None
         try:
-            for position in parts[rank]:
-                group = groups[position]
+            for group, share in self._with_progress(groups, parts[rank], costs):
                 self._run_group(round_, group, [results[i] for i in group])
+                if rank == 0:
+                    self.on_trained(share)
         except UserError as error:
             failure = error
         self._raise_anywhere(failure)
         send_to_rank_0(results, clients, rank)
         return updates, buffers
+
+    @staticmethod
+    def _with_progress(
+        groups: Sequence[Sequence[int]], positions: Sequence[int], costs: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], float]]:
+        """The groups of a rank, each with the share of the rank's work that is done after it."""
+        work = [sum(costs[i] for i in groups[position]) for position in positions]
+        for position, done in zip(positions, accumulate(work), strict=True):
+            yield groups[position], done / (sum(work) or 1)
 
     def _run_group(self, round_: Round, group: Sequence[int], rows: Sequence[FlatModel]) -> None:
         participants = [round_.participants[i] for i in group]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
 import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import product
@@ -23,8 +21,12 @@ from omegaconf import DictConfig, open_dict
 
 from fedbench.config import RunConfig
 from fedbench.errors import UserError, print_error
-from fedbench.multirun import resources, worker_pool
+from fedbench.multirun import launchers, worker_pool
 from fedbench.multirun.parent_watch import exit_with_parent
+from fedbench.multirun.sweep_watch import SweepWatch
+from fedbench.report import run_events
+from fedbench.report.console import announce_start
+from fedbench.report.sweep_panel import DONE, RunState, labels
 from fedbench.results.atomic_files import write_atomically
 from fedbench.results.run_reader import read_runs
 
@@ -39,6 +41,8 @@ class SweepCallback(Callback):
     # `on_multirun_end` after a failure.
     folders: ClassVar[list[Path]] = []
     has_workers: ClassVar[bool] = False
+    watch: ClassVar[SweepWatch | None] = None
+    job_files: ClassVar[Path | None] = None
 
     def __init__(self, listing: str | None = None) -> None:
         """`listing`: file to list the runs in, for the Python process that started the command."""
@@ -58,20 +62,45 @@ class SweepCallback(Callback):
         """Compose and check every run before the first one starts."""
         try:
             runs = _runs_of(config)
-            SweepCallback.has_workers = _prepare_workers(config, len(runs))
+            announce_start(f"checking {len(runs)} runs" if runs else "starting the sweeper")
+            SweepCallback.has_workers = launchers.prepare_workers(config, len(runs))
             from fedbench.plan import Plan
 
             plans = [Plan.of(_compose(config, overrides)) for overrides in runs]
             by_folder = {plan.folder.path: plan for plan in plans}  # drops duplicate runs
             SweepCallback.folders = list(by_folder)
             self._list_runs([*by_folder.values()], config.hydra.sweep.dir)
-            _name_sweep(config)
-            if self.has_workers:
-                _announce_sweep(config, [*by_folder.values()])
+            launchers.name_sweep(config)
+            launchers.share_machine(config, [*by_folder.values()], self.has_workers)
+            if plans:
+                self._watch(config, plans, labels(runs))
         except Exception as error:
             print_error(error)
             # Hydra turns an exception of a callback into a warning, but lets SystemExit pass.
             sys.exit(1)
+
+    def _watch(self, config: DictConfig, plans: Sequence[Plan], names: Sequence[str]) -> None:
+        """Show the progress of the runs until `close`."""
+        sweep = Path(config.hydra.sweep.dir).absolute()
+        sweep.mkdir(parents=True, exist_ok=True)
+        events = Path(tempfile.mkdtemp(prefix=".sweep-", dir=sweep))
+        launchers.set_variables(config, {run_events.FOLDER: events})
+        SweepCallback.job_files = launchers.place_job_files(config, events.name)
+        runs: dict[str, RunState] = {}
+        for plan, name in zip(plans, names, strict=True):
+            state = RunState(name or plan.title, plan.config.rounds)
+            if plan.finished() is not None:
+                state.status = DONE
+            runs.setdefault(plan.folder.path.name, state)
+        SweepCallback.watch = SweepWatch(events, runs, [plan.folder.path.name for plan in plans])
+        SweepCallback.watch.start()
+
+    @classmethod
+    def close(cls) -> None:
+        """Show how the sweep ended; later calls do nothing."""
+        if cls.watch is not None:
+            cls.watch.close()
+            cls.watch = None
 
     def _list_runs(self, plans: Sequence[Plan], parent: str = "") -> None:
         """Write folder and settings of each run; `parent` if the sweeper picks runs one by one."""
@@ -99,65 +128,14 @@ class SweepCallback(Callback):
 
         if self.has_workers:
             worker_pool.end()
+        self.close()
         started = [folder for folder in self.folders if folder.exists()]
         if started or not self.folders:
             print_runs(read_runs(started or [config.hydra.sweep.dir]))
         if any(RunDir(folder).finished() is None for folder in self.folders):
             sys.exit(1)
-
-
-def _prepare_workers(config: DictConfig, n_runs: int) -> bool:
-    """Start the worker pool if the launcher is joblib's and runs several processes."""
-    launcher = config.hydra.launcher
-    if launcher.get("n_jobs") is None:
-        return False
-    if launcher.n_jobs < 1:  # joblib's -1 means all cores
-        launcher.n_jobs = resources.n_cores()
-    if n_runs:  # 0: the sweeper picks its runs one by one
-        launcher.n_jobs = min(launcher.n_jobs, n_runs)
-    if launcher.n_jobs == 1:  # joblib runs in this process
-        return False
-    worker_pool.prepare()
-    return True
-
-
-def _announce_sweep(config: DictConfig, plans: Sequence[Plan]) -> None:
-    """Pass the resources.* variables to the workers: how many runs share the machine, and when."""
-    from fedbench import pretraining
-
-    unfinished = [plan for plan in plans if plan.finished() is None]
-    if not unfinished:
-        return
-    for plan in unfinished:
-        resources.announce_limit(plan.executor, plan.config.most_clients)
-    n_parallel = min(config.hydra.launcher.n_jobs, len(unfinished))
-    due = {plan.pretrain_id for plan in unfinished if pretraining.is_due(plan)}
-    last_batch = unfinished[len(unfinished) // n_parallel * n_parallel :]
-    variables = {
-        resources.PARALLEL: n_parallel,
-        resources.PRETRAINING: min(n_parallel, max(len(due), 1)),
-        resources.LAST_BATCH: " ".join(plan.folder.path.name for plan in last_batch),
-    }
-    _pass_on(config, variables)
-
-
-def _name_sweep(config: DictConfig) -> None:
-    """Tell the runs of any launcher that they belong to one sweep, and which."""
-    sweep = f"{os.getpid()}-{time.time_ns()}"  # a system uses the same process ids again
-    atexit.register(resources.forget_sweep, sweep)
-    _pass_on(config, {resources.SWEEP: sweep})
-
-
-def _pass_on(config: DictConfig, variables: Mapping[str, object]) -> None:
-    """Set environment variables of the runs.
-
-    Not through os.environ: the fork server, whose environment workers inherit, already runs, and
-    runs on other machines do not inherit it.
-    """
-    with open_dict(config):
-        config.hydra.overrides.hydra += [
-            f"+hydra.job.env_set.{name}='{value}'" for name, value in variables.items()
-        ]
+        if self.job_files is not None:  # logs of failed jobs stay
+            launchers.remove_job_files(self.job_files)
 
 
 def _runs_of(config: DictConfig) -> list[list[str]]:
@@ -195,16 +173,5 @@ def _compose(config: DictConfig, overrides: list[str]) -> RunConfig:
         del composed["hydra"]
     run = RunConfig.from_hydra(composed)
     if run.executor.get("accelerator") == "auto":
-        _check_local(config)
+        launchers.check_local(config)
     return run
-
-
-def _check_local(config: DictConfig) -> None:
-    """Raise a UserError for a launcher of other machines: `auto` would look for a GPU here."""
-    target = str(config.hydra.launcher.get("_target_"))
-    if any(remote in target for remote in ("SlurmLauncher", "ray_launcher")):
-        name = config.hydra.runtime.choices["hydra/launcher"]
-        raise UserError(
-            f"executor.accelerator=auto: must be cpu or cuda with hydra/launcher={name}, "
-            "whose runs may be on other machines than this one"
-        )

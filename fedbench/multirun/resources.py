@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from fedbench.engine.executors import Executor
 
 # Environment variables that a sweep sets for its runs:
-SWEEP = "FEDBENCH_SWEEP"  # names the sweep; set by every launcher, the others by the worker pool's
+SWEEP = "FEDBENCH_SWEEP"  # names the sweep
+CORES = "FEDBENCH_CORES"  # cores that the launcher reserves for a run, if it does
 PARALLEL = "FEDBENCH_PARALLEL"  # number of runs at a time
 PRETRAINING = "FEDBENCH_PRETRAINING"  # number of runs that pretrain at first, while others wait
 LAST_BATCH = "FEDBENCH_LAST"  # ids of the runs in the last, partial batch
@@ -98,9 +99,10 @@ def _announce(line: str) -> None:
 def n_cores() -> int:
     """Number of cores that this process may use."""
     try:
-        return len(os.sched_getaffinity(0))
+        n = len(os.sched_getaffinity(0))
     except AttributeError:  # Linux only
-        return os.cpu_count() or 1
+        n = os.cpu_count() or 1
+    return min(n, int(os.environ.get(CORES, n)))
 
 
 def jobs(accelerator: str, threads: int, devices: int | None) -> int:

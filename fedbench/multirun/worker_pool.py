@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from multiprocessing import forkserver
 
@@ -15,6 +16,8 @@ PRELOADED = [
     "fedbench.engine.launch",
 ]
 
+TRACKER_FILTER = "ignore:resource_tracker:UserWarning"
+
 
 def prepare() -> None:
     """Start a server that imports what runs need, while this process checks the sweep.
@@ -22,10 +25,21 @@ def prepare() -> None:
     Workers are forked from it and skip these imports. Forks are safe on Linux only; elsewhere each
     worker imports everything itself.
     """
+    _silence_tracker()
     if sys.platform == "linux":
         context.set_start_method("forkserver", force=True)
         multiprocessing.set_forkserver_preload(PRELOADED)
         forkserver.ensure_running()
+
+
+def _silence_tracker() -> None:
+    """Keep Python's resource tracker, a process that starts later, from warning about semaphores.
+
+    A killed worker cannot remove the semaphores of the processes that it started. The tracker does
+    this, as it should, but would print that they leaked.
+    """
+    given = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = f"{given},{TRACKER_FILTER}" if given else TRACKER_FILTER
 
 
 def end() -> None:

@@ -1,4 +1,4 @@
-"""The progress of a run: one live line on a terminal, one line per round elsewhere."""
+"""The progress of a run: one live line on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
     RenderableColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -21,7 +23,11 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-PRETRAIN_INTERVAL = 10.0  # seconds between lines while pretraining
+from fedbench.report.run_display import RunDisplay
+
+LINE_INTERVAL = 10.0  # seconds between plain lines about rounds
+FEW_ROUNDS = 20  # up to this number, each round has its line
+REFRESH_INTERVAL = 0.1  # seconds between moves of the live line within a round
 
 
 def percent(rate: float | None) -> str:
@@ -70,8 +76,53 @@ class Output:
         """Do nothing: `write` flushes."""
 
 
-class Display:
-    """Prints the progress of one run. Round 0 of rounds.jsonl is shown as round 1."""
+def console_for_output(console: Console | None = None) -> Console:
+    """Return a console on stdout, or the given one, that survives a closed pipe."""
+    # With FORCE_COLOR, rich would draw a live line even into a pipe. sys.stdout is None if the
+    # process was started with stdout closed.
+    tty = bool(sys.stdout) and sys.stdout.isatty()
+    console = console or Console(force_terminal=None if tty else False)
+    console.file = Output(console.file)  # type: ignore[assignment]
+    return console
+
+
+def announce_start(line: str) -> None:
+    """Print a line before Lightning is imported, which takes seconds; not if it already was.
+
+    Plugins import torch earlier, but not Lightning.
+    """
+    if "lightning" not in sys.modules:
+        print_text(console_for_output(), Text(line))
+
+
+def print_text(console: Console, text: Text) -> None:
+    """Print without control characters; only a terminal wraps lines."""
+    text.plain = "".join(char if char.isprintable() else " " for char in text.plain)
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def ending(summary: Mapping[str, Any]) -> Text:
+    """How a run ended, from its summary.json: its numbers, or why it failed."""
+    if summary["status"] == "failed":
+        return Text(f"failed: {summary.get('error') or 'no reason given'}", style="red")
+    numbers = "  ".join(f"{key} {percent(summary[key])}" for key in ("BA", "MA", "TPR", "TNR"))
+    return Text.assemble((f"finished in {duration(summary['seconds'])}:", "green"), " ", numbers)
+
+
+class RoundColumn(ProgressColumn):
+    """`round 3/10  MA 84.1`: rounds are counted when they end, unlike in the bar."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{where(task)}{task.fields['measured']}")
+
+
+def where(task: Task) -> str:
+    """Return `round 3/10`."""
+    return f"{task.description} {int(task.completed)}/{int(task.total or 0)}"
+
+
+class Display(RunDisplay):
+    """Prints the progress of one run."""
 
     def __init__(
         self,
@@ -82,18 +133,16 @@ class Display:
         live: bool = True,
     ) -> None:
         self.title = title
-        # With FORCE_COLOR, rich would draw a live line even into a pipe. sys.stdout is None if the
-        # process was started with stdout closed.
-        tty = bool(sys.stdout) and sys.stdout.isatty()
-        self._console = console or Console(force_terminal=None if tty else False)
-        self._console.file = Output(self._console.file)  # type: ignore[assignment]
+        self.first_round = first_round
+        self._console = console_for_output(console)
         self._closed = False
-        self._last_pretrain_line = float("-inf")
+        self._last_line = float("-inf")
+        self._last_move = float("-inf")
         self._progress = Progress(
             # On a narrow terminal, the bar shrinks first, then the title.
             RenderableColumn(Text(title, "bold", no_wrap=True, overflow="ellipsis")),
             BarColumn(None, table_column=Column(ratio=1)),
-            TextColumn("{task.description} {task.completed}/{task.total}{task.fields[measured]}"),
+            RoundColumn(Column(no_wrap=True)),
             TimeElapsedColumn(Column(no_wrap=True)),
             TextColumn("left"),
             TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
@@ -110,61 +159,77 @@ class Display:
 
     def __enter__(self) -> Display:
         self._progress.start()
+        if self.first_round:
+            self.say(f"{self.title}  resumes after {where(self._task)}")
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close(None)
+    @property
+    def _task(self) -> Task:
+        """What the live line shows: pretraining or rounds."""
+        return next(task for task in self._progress.tasks if task.visible)
 
     def say(self, line: str) -> None:
         """Print a line, above the live one if there is one."""
-        self._print(Text(line))
+        print_text(self._console, Text(line))
+
+    def describe(self, text: str) -> None:
+        self.say(f"{self.title}  {text}")
+
+    def trained(self, share: float) -> None:
+        if self._is_live and time.monotonic() - self._last_move >= REFRESH_INTERVAL:
+            self._last_move = time.monotonic()
+            task = self._task
+            # Below 1: the round itself still has to be aggregated and evaluated.
+            self._progress.update(task.id, completed=int(task.completed) + min(share, 0.99))
+
+    def begin_pretraining(self, done: int, total: int) -> None:
+        self._progress.update(self._pretraining, total=total, completed=done, visible=True)
+        self._progress.update(self._rounds, visible=False)
 
     def pretrain(self, done: int, total: int) -> None:
-        """Show that `done` of `total` benign rounds before round 0 are trained."""
         over = done == total
         self._progress.update(self._pretraining, total=total, completed=done, visible=not over)
         self._progress.update(self._rounds, visible=over)
-        due = time.monotonic() - self._last_pretrain_line >= PRETRAIN_INTERVAL
-        if not self._progress.live.is_started and (due or over):
-            self._last_pretrain_line = time.monotonic()
-            self.say(f"{self.title}  pretrain {done}/{total}")
+        if over or self._is_due():
+            self._say_round(f"pretrain {done}/{total}")
+        if over:
+            self._last_line = float("-inf")
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """Show a completed round; `record` is its line of rounds.jsonl."""
         rates = f"MA {percent(record['MA'])}  BA {percent(record['BA'])}"
         measured = f"  {rates}  kept {kept(record['clients'])}"
         self._progress.update(self._rounds, completed=record["round"] + 1, measured=measured)
-        if not self._progress.live.is_started:
+        task = self._task
+        n_rounds = task.total or 0
+        if n_rounds <= FEW_ROUNDS or task.completed == n_rounds or self._is_due():
             seconds = duration(sum(record["seconds"].values()))
-            self.say(f"{self.title}  {self._where()}{measured}  {seconds}")
+            self._say_round(f"{where(task)}{measured}  {seconds}")
+
+    @property
+    def _is_live(self) -> bool:
+        return self._progress.live.is_started
+
+    def _is_due(self) -> bool:
+        """Whether the last plain line was a while ago."""
+        return time.monotonic() - self._last_line >= LINE_INTERVAL
+
+    def _say_round(self, text: str) -> None:
+        if not self._is_live:
+            self._last_line = time.monotonic()
+            self.say(f"{self.title}  {text}")
 
     def close(self, summary: Mapping[str, Any] | None, skipped: bool = False) -> None:
-        """Print how the run ended and stop the display; later calls do nothing.
-
-        `summary` is the content of summary.json, None for an interrupted run. `skipped` means that
-        an earlier command finished the run.
-        """
         if not self._closed:
             self._closed = True
             self._progress.live.stop()
-            self._print(Text.assemble((self.title, "bold"), "  ", self._ending(summary, skipped)))
+            line = Text.assemble((self.title, "bold"), "  ", self._ending(summary, skipped))
+            print_text(self._console, line)
 
     def _ending(self, summary: Mapping[str, Any] | None, skipped: bool) -> Text:
         if summary is None:
-            text = f"stopped after {self._where()}; the same command resumes it"
+            text = f"stopped after {where(self._task)}; the same command resumes it"
             return Text(text, style="yellow")
-        if summary["status"] == "failed":
-            return Text(f"failed: {summary.get('error') or 'no reason given'}", style="red")
-        numbers = "  ".join(f"{key} {percent(summary[key])}" for key in ("BA", "MA", "TPR", "TNR"))
         if skipped:
+            numbers = ending(summary).plain.partition(": ")[2]
             return Text(f"already finished, skipped: {numbers}", style="dim")
-        finished = f"finished in {duration(summary['seconds'])}:"
-        return Text.assemble((finished, "green"), " ", numbers)
-
-    def _where(self) -> str:
-        task = next(task for task in self._progress.tasks if task.visible)
-        return f"{task.description} {task.completed}/{task.total}"
-
-    def _print(self, text: Text) -> None:
-        text.plain = "".join(char if char.isprintable() else " " for char in text.plain)
-        self._console.print(text, soft_wrap=not self._console.is_terminal)
+        return ending(summary)

@@ -18,7 +18,7 @@ from fedbench.config import RunConfig
 from fedbench.engine import launch
 from fedbench.engine.executors import EXECUTORS, Executor, Sequential
 from fedbench.errors import UserError
-from fedbench.multirun import hydra_callback, resources
+from fedbench.multirun import launchers, resources
 from fedbench.plan import Plan
 from fedbench.single_run import run
 
@@ -172,10 +172,10 @@ def test_launchers_of_other_machines_need_a_definite_accelerator(target: str, re
     runtime = {"choices": {"hydra/launcher": "cluster"}}
     sweep = OmegaConf.create({"hydra": {"launcher": {"_target_": target}, "runtime": runtime}})
     if not remote:
-        hydra_callback._check_local(sweep)
+        launchers.check_local(sweep)
         return
     with pytest.raises(UserError, match="auto: must be cpu or cuda with hydra/launcher=cluster"):
-        hydra_callback._check_local(sweep)
+        launchers.check_local(sweep)
 
 
 def test_a_sweep_finds_its_number_of_runs_without_importing_torch() -> None:

@@ -58,3 +58,34 @@ def test_the_server_does_not_outlive_the_command(ending: str, tmp_path: Path) ->
 
 def test_the_server_is_set_up_before_its_slow_imports() -> None:
     assert worker_pool.PRELOADED[0] == "fedbench.multirun.fork_server"
+
+
+# A worker creates a semaphore and is killed, as at the end of a sweep.
+KILLED_WORKER = """
+import multiprocessing
+import os
+import signal
+
+from fedbench.multirun import worker_pool
+
+
+def hold_semaphore():
+    lock = multiprocessing.get_context("spawn").Lock()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    worker_pool.PRELOADED[1:] = []
+    worker_pool.prepare()
+    worker = multiprocessing.get_context("forkserver").Process(target=hold_semaphore)
+    worker.start()
+    worker.join()
+    print(worker.exitcode)
+"""
+
+
+def test_killed_workers_cause_no_warning_about_semaphores(tmp_path: Path) -> None:
+    script = tmp_path / "command.py"
+    script.write_text(KILLED_WORKER)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"{-signal.SIGKILL}\n", "")

@@ -103,6 +103,51 @@ def test_a_pipe_gets_one_plain_line_per_round() -> None:
     ]
 
 
+def rounds_shown(n_rounds: int, clock: list[float]) -> list[str]:
+    """The rounds with a line in a pipe; each round takes `clock[0]` seconds."""
+    console, now = pipe(), 0.0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("time.monotonic", lambda: now)
+        with Display("krum", n_rounds, console=console) as display:
+            for index in range(n_rounds):
+                now += clock[0]
+                display.round(record(index))
+    return re.findall(r"round (\d+)/", written(console))[:-1]  # the last is of the ending
+
+
+def test_many_short_rounds_print_a_line_every_ten_seconds_in_a_pipe() -> None:
+    assert rounds_shown(10, [0.01]) == [str(n) for n in range(1, 11)]
+    assert rounds_shown(1000, [0.5]) == [*map(str, range(1, 1000, 20)), "1000"]
+    assert rounds_shown(30, [60.0]) == [str(n) for n in range(1, 31)]
+
+
+def test_the_bar_moves_within_a_round_but_the_round_counts_when_it_ends() -> None:
+    console, now = terminal(), 100.0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("time.monotonic", lambda: now)
+        with Display("krum", 4, first_round=1, console=console) as display:
+            filled = []
+            for share in (0.25, 0.5, 1.0):
+                now += 1
+                display.trained(share)
+                line = live_line(display)
+                assert "round 1/4" in line
+                filled.append(display._task.completed)
+            display.trained(0.7)  # too soon after the last
+            filled.append(display._task.completed)
+            display.round(record(1))
+            assert "round 2/4" in live_line(display)
+    assert filled == [1.25, 1.5, 1.99, 1.99]
+
+
+def test_the_bar_moves_within_the_first_round_of_pretraining() -> None:
+    with Display("krum", 10, console=terminal()) as display:
+        display.begin_pretraining(0, 20)
+        display.trained(0.5)
+        assert "pretrain 0/20" in live_line(display)
+        assert display._task.completed == 0.5
+
+
 def test_in_a_pipe_pretraining_prints_its_first_and_last_round() -> None:
     console = pipe()
     with Display("krum", 10, console=console) as display:
@@ -123,6 +168,7 @@ def test_the_other_endings() -> None:
         pass
     assert written(console).splitlines() == [
         "krum  already finished, skipped: BA 12.3  MA 84.0  TPR 100.0  TNR 4.2",
+        "flame  resumes after round 5/10",
         "flame  stopped after round 5/10; the same command resumes it",
     ]
 
