@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -96,7 +95,7 @@ def parse_settings(words: Sequence[str]) -> list[Override]:
     """Parse words that should be `key=value`; UserError that says what is right."""
     parsed = []
     for i, word in enumerate(words):
-        if "=" not in word.strip("=") and not word.startswith("~"):
+        if ("=" not in word or word.startswith("=")) and not word.startswith("~"):
             before = words[i - 1] if i else ""
             raise UserError(_not_a_setting(word, before, words[i + 1 : i + 2]))
         try:
@@ -157,6 +156,8 @@ def _is_sweep(options: Sequence[str], settings: Sequence[Override]) -> bool:
     values = dict(pairwise(options))
     name = values.get("--config-name", values.get("-cn"))
     folder = values.get("--config-dir", values.get("-cd"))
+    if folder is not None and not Path(folder).is_dir():
+        raise UserError(f"--config-dir {folder}: no such folder")
     return name is not None and is_sweep_file(name, folder)
 
 
@@ -167,14 +168,27 @@ def _check(override: Override, sweep: bool) -> None:
         if not sweep:
             raise UserError(f"{line}: several values are a sweep; add -m: fedbench -m {line}")
         return
-    value = None if override.is_delete() else override.value()
-    if key in config_groups() and isinstance(value, list):
-        names = ",".join(map(str, value))
-        raise UserError(f"{line}: must be one name; a sweep is -m {key}={names}")
+    if key in config_groups():
+        _check_choice(override)
     owner = owner_of(key, {group: options_of(group) for group in config_groups()})
     if owner is not None and not sweep:
         plain = line.replace(key, owner[2], 1)
         raise UserError(f"{line}: belongs in a sweep, -m; for a single run write {plain}")
+
+
+def _check_choice(override: Override) -> None:
+    """Raise a UserError unless the value is the name of a plugin, or settings of one."""
+    line, key = override.input_line, override.key_or_group
+    if override.is_delete():
+        if key in RunConfig.__dataclass_fields__:
+            raise UserError(f"{line}: a run needs a choice of {key}; write {key}=NAME")
+        return
+    value = override.value()
+    if isinstance(value, list):
+        names = ",".join(map(str, value))
+        raise UserError(f"{line}: must be one name; a sweep is -m {key}={names}")
+    if not isinstance(value, str | dict) or value == "":
+        raise UserError(f"{line}: must be a name; fedbench --help lists those of {key}")
 
 
 def _postponed(override: Override) -> str:
@@ -190,10 +204,9 @@ def _postponed(override: Override) -> str:
     return f"{key}=choice({override.get_value_element_as_str() or repr('')})"
 
 
-@cache
-def setting_names() -> list[str]:
+def setting_names() -> set[str]:
     """Return the names of all settings and groups."""
-    return sorted({*(field.name for field in fields(RunConfig)), *config_groups()})
+    return {*(field.name for field in fields(RunConfig)), *config_groups()}
 
 
 def _or(values: Sequence[str]) -> str:

@@ -17,7 +17,12 @@ from yaml import MarkedYAMLError
 PREFIX = "fedbench: "  # of user errors on the command line
 WARNING = f"{PREFIX}warning: "
 FEDBENCH, STDLIB = Path(__file__).parent, Path(os.__file__).parent
-KINDS = {"Float": "a number", "Integer": "a whole number"}  # OmegaConf's types
+# What OmegaConf says of a wrong type, and what it means
+KINDS = {
+    "converted to Float": "a number",
+    "converted to Integer": "a whole number",
+    "not a valid bool": "true or false",
+}
 INSTALLED = {"site-packages", "dist-packages"}  # names of the folders of libraries
 
 
@@ -54,7 +59,7 @@ def one_line(error: BaseException) -> str | None:
     elif isinstance(cause, OmegaConfBaseException):
         override = re.search(r"override (.+)", str(error))
         given = override[1] if override else str(cause.full_key)
-        message = f"{given}: {_expected(given, first_line(cause))}"
+        message = f"{given}: {expected(given, first_line(cause))}"
     elif isinstance(error, UserError | HydraException | OSError | MarkedYAMLError):
         message = str(error)
     else:
@@ -75,20 +80,26 @@ def _missing_setting(cause: ConfigAttributeError | ConfigKeyError) -> str:
     key, full_key, parent = str(cause.key), cause.full_key, cause.parent_node
     known = sorted(map(str, parent or {}))
     if full_key == key:
-        hint = did_you_mean(key, {*known} - {"hydra"})
-        return f"{key}: no such setting{hint or ';'} fedbench --help explains all settings"
+        return no_setting(key, {*known} - {"hydra"})
     if "name" in known:
+        known.remove("name")
         return f"{full_key}: {parent['name']} has no such setting{nearest(key, known)}"
     return f"{full_key}: no such setting{nearest(key, known)}"
 
 
-def _expected(given: str, reason: str) -> str:
+def no_setting(key: str, known: Iterable[str]) -> str:
+    """Return the error about a setting of a run that does not exist."""
+    hint = did_you_mean(key, known) or ";"
+    return f"{key}: no such setting{hint} fedbench --help explains all settings"
+
+
+def expected(given: str, reason: str) -> str:
     """Say what OmegaConf expects of a value, in words of the command line."""
     key, _, value = given.partition("=")
     if "is not a ListConfig" in reason:
         return f"must be a list, '{key}=[{value}]'"
-    kind = re.search(r"converted to (\w+)$", reason)
-    return f"must be {KINDS[kind[1]]}" if kind and kind[1] in KINDS else reason
+    kinds = (kind for sign, kind in KINDS.items() if sign in reason)
+    return next((f"must be {kind}" for kind in kinds), reason)
 
 
 def failure(error: BaseException) -> str:

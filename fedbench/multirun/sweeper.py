@@ -23,7 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from fedbench.errors import PREFIX, UserError, one_line
+from fedbench.errors import PREFIX, UserError, nearest, one_line
 
 CONFIG = "variants"  # its file in conf/hydra/sweeper
 TARGET = "hydra_plugins.fedbench.VariantSweeper"  # there; Hydra allows this package only
@@ -96,7 +96,7 @@ def composed(config: DictConfig, run: Sequence[str], loader: ConfigLoader) -> Di
     try:
         return loader.load_sweep_config(config, [*run])
     except HydraException as error:
-        raise _explained(error) from error
+        raise _explained(error, run, loader) from error
 
 
 def expand(
@@ -136,7 +136,7 @@ def expand(
     return runs
 
 
-def _explained(error: HydraException) -> Exception:
+def _explained(error: HydraException, run: Sequence[str], loader: ConfigLoader) -> Exception:
     """Add to an error of composing a run how to set what only some plugins of the sweep have."""
     cause = error.__cause__
     if not isinstance(cause, ConfigAttributeError | ConfigKeyError):
@@ -144,6 +144,9 @@ def _explained(error: HydraException) -> Exception:
     group, *settings = str(cause.full_key).split(".")
     if len(settings) != 1:
         return error
+    if any(override.lstrip("+").startswith(f"{cause.full_key}.") for override in run):
+        names = loader.get_group_options(group)
+        return UserError(f"{cause.full_key}: no such {group}{nearest(settings[0], names)}")
     line = str(one_line(error)).removeprefix(PREFIX)
     return UserError(f"{line}; for one {group} alone: {group}.NAME.{settings[0]}=...")
 
