@@ -33,7 +33,8 @@ def comments(name: str) -> dict[str, str]:
     group = name.rpartition("/")[0]
     for parent in re.findall(r"^  - (\w+)$", text, re.MULTILINE) if group else []:
         found |= comments(f"{group}/{parent}") if parent != "_self_" else {}
-    return found | dict(_settings(text))
+    own = dict(_settings(text))
+    return found | {key: comment for key, comment in own.items() if comment or key not in found}
 
 
 def _settings(text: str) -> Iterator[tuple[str, str]]:

@@ -96,7 +96,9 @@ def composed(config: DictConfig, run: Sequence[str], loader: ConfigLoader) -> Di
     try:
         return loader.load_sweep_config(config, [*run])
     except HydraException as error:
-        raise _explained(error, run, loader) from error
+        if (explained := _explained(error, run, loader)) is None:
+            raise
+        raise UserError(explained) from error
 
 
 def expand(
@@ -136,19 +138,19 @@ def expand(
     return runs
 
 
-def _explained(error: HydraException, run: Sequence[str], loader: ConfigLoader) -> Exception:
-    """Add to an error of composing a run how to set what only some plugins of the sweep have."""
+def _explained(error: HydraException, run: Sequence[str], loader: ConfigLoader) -> str | None:
+    """Say how to set what the plugin of a run lacks; None for any other error."""
     cause = error.__cause__
     if not isinstance(cause, ConfigAttributeError | ConfigKeyError):
-        return error
+        return None
     group, *settings = str(cause.full_key).split(".")
     if len(settings) != 1:
-        return error
+        return None
     if any(override.lstrip("+").startswith(f"{cause.full_key}.") for override in run):
         names = loader.get_group_options(group)
-        return UserError(f"{cause.full_key}: no such {group}{nearest(settings[0], names)}")
+        return f"{cause.full_key}: no such {group}{nearest(settings[0], names)}"
     line = str(one_line(error)).removeprefix(PREFIX)
-    return UserError(f"{line}; for one {group} alone: {group}.NAME.{settings[0]}=...")
+    return f"{line}; for one {group} alone: {group}.NAME.{settings[0]}=..."
 
 
 def owner_of(key: str, options: Mapping[str, Sequence[str]]) -> tuple[str, str, str] | None:
