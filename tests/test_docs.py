@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from pages import commands, is_plain_run, is_sweep, run, titled_blocks, write_titled_blocks
 
 import fedbench
+from fedbench.command_line import setting_names
 from fedbench.preview import plan_of
 from fedbench.testing.attacks import ATTACK
 from fedbench.testing.backdoors import BACKDOOR
@@ -24,6 +26,7 @@ from fedbench.testing.defenses import DEFENSE
 
 ROOT = Path(fedbench.__file__).parent.parent
 README = ROOT / "README.md"
+CODE = ("fedbench", "defenses", "attacks", "backdoors", "benchmarks")
 DEFENSE_PAGE = ROOT / "docs" / "adding-a-defense.md"
 ATTACK_PAGE = ROOT / "docs" / "adding-an-attack.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -227,3 +230,47 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     command = next(line for line in README.read_text().splitlines() if "pytest" in line)
     assert command in (ROOT / ".ci" / "run").read_text()
     assert command in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+# A setting with brackets that no quote encloses: zsh takes it for a pattern. Lists of Python's
+# arguments have spaces or quotes.
+UNQUOTED = re.compile(
+    rf"(?<![\w.'\"])(?:{'|'.join(sorted(setting_names()))})(?:\.\w+)*"
+    r"=\w*[\[({][^\s`'\"]*[\])}]"
+)
+CODE_BLOCK = re.compile(r"^```(?:python|yaml|json)\b.*?^```", re.DOTALL | re.MULTILINE)
+CONFIGS = sorted([*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "sweeps").rglob("*.yaml")])
+SOURCES = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def shell_text(path: Path) -> str:
+    """What a file tells people to type: a page, the comments of a config, strings of a module."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".md":
+        return CODE_BLOCK.sub("", text)
+    if path.suffix == ".yaml":
+        return "\n".join(re.findall(r"#.*", text))
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+    return "\n".join(node.value for node in nodes if isinstance(node.value, str))
+
+
+def test_documented_brackets_are_quoted() -> None:
+    for path in [*PAGES, *CONFIGS, *SOURCES]:
+        assert UNQUOTED.findall(shell_text(path)) == [], path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_shell_blocks_quote_what_zsh_would_expand(page: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    for line in "".join(blocks).replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=False, punctuation_chars=False)
+        lexer.whitespace_split = True
+        for word in lexer:
+            outside = re.sub(r"'[^']*'|\"[^\"]*\"", "", word)
+            assert not set("[](){}") & {*outside}, line
+
+
+def test_a_bracket_without_quotes_is_found() -> None:
+    assert UNQUOTED.findall("`n_clients=[4,9]`, 'attack_rounds=[5]' and x.lr=[1]") == [
+        "n_clients=[4,9]"
+    ]
