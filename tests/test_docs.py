@@ -18,6 +18,8 @@ from pages import commands, is_plain_run, is_sweep, run, titled_blocks, write_ti
 
 import fedbench
 from fedbench.command_line import setting_names
+from fedbench.multirun.sweeper import owner_of
+from fedbench.plugin_configs import config_groups, options_of
 from fedbench.preview import plan_of
 from fedbench.testing.attacks import ATTACK
 from fedbench.testing.backdoors import BACKDOOR
@@ -59,7 +61,7 @@ def test_readme_commands_run(clone: Path, tmp_path_factory: pytest.TempPathFacto
     shutil.copytree(ROOT / "sweeps", folder / "sweeps")
     for command in others:
         one_of_six = ("seed=0", "attack=none") if "--config-name" in command else ()
-        extra = () if "fedbench.report" in command else (*SMALL, *one_of_six)
+        extra = () if "fedbench report" in command else (*SMALL, *one_of_six)
         if is_sweep(command):
             words = shlex.split(command, comments=True)[2:]
             ended = fedbench_in_this_process(*words, *extra, "hydra/launcher=basic", cwd=folder)
@@ -68,7 +70,7 @@ def test_readme_commands_run(clone: Path, tmp_path_factory: pytest.TempPathFacto
             done = run(command, folder, *extra, path=str(ROOT))
             code, out = done.returncode, done.stdout
         assert code == 0, (command, out)
-        assert ("dba.png" if "fedbench.preview" in command else " BA ") in out, command
+        assert ("dba.png" if "fedbench preview" in command else " BA ") in out, command
 
 
 @pytest.mark.slow
@@ -193,6 +195,15 @@ def settings_of(command: str) -> list[tuple[str, ...]]:
     if not EXTRAS.isdisjoint(words):
         words = [word for word in words if not word.startswith("hydra")]
     parsed = OverridesParser.create().parse_overrides(words)
+    groups = {group: options_of(group) for group in config_groups()}
+    owned = [(o, owner_of(o.key_or_group, groups)) for o in parsed]
+    own = [
+        (f"{owner[0]}={owner[1]}", f"{owner[2]}={value}")
+        for override, owner in owned
+        if owner is not None
+        for value in override.sweep_string_iterator()
+    ]
+    parsed = [override for override, owner in owned if owner is None]
     values = [
         [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
         if override.is_sweep_override()
@@ -200,7 +211,7 @@ def settings_of(command: str) -> list[tuple[str, ...]]:
         for override in parsed
     ]
     n_runs = max(map(len, values), default=1)
-    return [tuple(choices[i % len(choices)] for choices in values) for i in range(n_runs)]
+    return own + [tuple(choices[i % len(choices)] for choices in values) for i in range(n_runs)]
 
 
 @pytest.mark.slow
@@ -209,8 +220,10 @@ def test_the_settings_that_a_page_names_exist(page: Path) -> None:
     """Plugins, models and data that a page shows: above and in test_own_model_and_data.py."""
     plugin = re.compile(r"(defenses|attacks|backdoors|theirs)/(\w+)\.py")
     plugins = {match[2] for file in SHOWN if (match := plugin.search(file))}
-    skipped = ("fedbench.report", "fedbench.testing", "model=custom", "dataset=custom", *plugins)
-    runs = [settings_of(c) for c in commands(page) if not any(name in c for name in skipped)]
+    skipped = re.compile(
+        r"fedbench[. ](report|testing|list|upload)|model=custom|dataset=custom|" + "|".join(plugins)
+    )
+    runs = [settings_of(c) for c in commands(page) if not skipped.search(c)]
     for overrides in dict.fromkeys(chain.from_iterable(runs)):
         plan_of(overrides)
 
