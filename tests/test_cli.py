@@ -205,6 +205,15 @@ MISTAKES = {
     "key of a sweep": (["-m", "+pmrr=0.2,0.3"], ["pmrr", "did you mean pmr?"]),
     "type in a sweep": (["-m", "pmr=0.2,abc"], ["pmr=abc: must be a number"]),
     "name of a sweep": (["-m", "name=a/b", "pmr=0.2,0.3"], ["name=a/b", "a folder name"]),
+    # The settings of the plugins are right, although the default attack and defense lack them
+    "range, and a setting of all attacks of a sweep": (
+        ["-m", "attack=alie,ipm", "attack.omniscient=false", "rounds=0"],
+        ["rounds=0: must be at least 1"],
+    ),
+    "range, and a setting of one defense of a sweep": (
+        ["-m", "defense=krum,flame", "defense.flame.noise=0.1", "rounds=0"],
+        ["rounds=0: must be at least 1"],
+    ),
     "misspelt group": (
         ["defence=krum"],
         ["defence: no such setting; did you mean defense? fedbench"],
