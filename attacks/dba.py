@@ -10,7 +10,7 @@ part, assigned in turn, and sends
 for its trained model w and the global model G; gamma is a number, auto or bounded, as in
 constrain_and_scale. BA is measured with the whole trigger, which no client trains on.
 
-The paper attacks in one round with gamma 100 (attack_rounds=[5] attack.gamma=100), or in many
+The paper attacks in one round with gamma 100 ('attack_rounds=[5]' attack.gamma=100), or in many
 rounds without scaling. Its trigger is `bars` with target 2, of length 4 and gap 2 on MNIST, 6 and 3
 on CIFAR-10. On tabular data, use `features`.
 

@@ -1,17 +1,21 @@
-"""python -m fedbench: compose the configuration and run it."""
+"""The command line: `fedbench` or `python -m fedbench`, a subcommand or settings to run."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
+from importlib import import_module
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from fedbench import __version__
+from fedbench.command_line import COMMANDS, hydra_arguments, split
 from fedbench.config import RunConfig, register_schema
 from fedbench.default_settings import origin_of
 from fedbench.errors import UserError, print_error
@@ -31,7 +35,7 @@ def compose_and_run(composed: DictConfig) -> None:
             origin = origin_of(config, HydraConfig.get())
             if alone:
                 announce_start(f"{title(flat(asdict(config)), origin)}  starting")
-            from fedbench.single_run import run
+            from fedbench.single_run import run  # imports torch, which takes seconds
 
             run(config, origin)
         except Exception as error:
@@ -52,12 +56,31 @@ def end_sweep() -> None:
         callback.SweepCallback.close()
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a subcommand, or settings."""
+    words = [*(sys.argv[1:] if arguments is None else arguments)]
+    command = words.pop(0) if words and words[0] in COMMANDS else "run"
+    if command == "run":
+        return run_command(words)
+    module, _ = COMMANDS[command]
+    sys.exit(import_module(module).main(words))
+
+
+def run_command(words: list[str]) -> None:
     register_schema()
     announce_command(sys.argv)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints user errors itself, in many lines
     try:
-        compose_and_run()
+        options, settings = split(words)
+        if "--version" in options:
+            print(f"fedbench {__version__}")
+        elif {"--help", "-h"} & {*options}:
+            from fedbench.help_text import help_text
+
+            print(help_text(settings))
+        else:
+            sys.argv[1:] = hydra_arguments(words)
+            compose_and_run()
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenProcessPool:
@@ -70,7 +93,7 @@ def main() -> None:
         SweepCallback.fail(error)
         _report(error)
     except ValueError as error:  # Hydra raises it for a few user errors, such as `defense=null`
-        _report(UserError(f"{error}, in {' '.join(sys.argv[1:])}"))
+        _report(UserError(f"{error}, in {' '.join(words)}"))
     except Exception as error:
         _report(error)
     finally:

@@ -74,11 +74,11 @@ BACKDOORS: Registry[Backdoor] = Registry("backdoor", "fedbench.backdoors")
 BY_KIND = {Kind.IMAGES: "patch", Kind.FEATURES: "features"}
 # What to do about a backdoor that does not fit
 ADVICE = {
-    Kind.IMAGES: "use attack.backdoors=[patch]",
-    Kind.FEATURES: "use attack.backdoors=[features]",
-    Kind.SEQUENCES: "use attack.backdoors=[{name:words,trigger:[a,b],target:c}] with your symbols",
+    Kind.IMAGES: "use 'attack.backdoors=[patch]'",
+    Kind.FEATURES: "use 'attack.backdoors=[features]'",
+    Kind.SEQUENCES: "use 'attack.backdoors=[{name:words,trigger:[a,b],target:c}]', your symbols",
     Kind.TAGGED: "write one, see docs/adding-an-attack.md",
-    Kind.CLASSIFIED: "use attack.backdoors=[tail] or write one, see docs/adding-an-attack.md",
+    Kind.CLASSIFIED: "use 'attack.backdoors=[tail]' or write one, see docs/adding-an-attack.md",
 }
 
 

@@ -42,7 +42,6 @@ def start_runs(arguments: Sequence[str]) -> list[RunResult]:
 def _execute(arguments: Sequence[str], listing: Path) -> tuple[int, list[str]]:
     """Run the command; return its exit code and its user errors."""
     words = [*arguments, *overrides_of({"+hydra.callbacks.sweep.listing": listing})]
-    words.sort(key=lambda word: not word.startswith("-"))  # options first, or argparse fails
     paths = os.pathsep.join(path for path in sys.path if path)  # finds the same fedbench, plugins
     with subprocess.Popen(
         [sys.executable, "-m", "fedbench", *words],

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.types import RunMode
+from omegaconf import open_dict
 
 from fedbench.config import RunConfig, register_schema
 from fedbench.errors import UserError
@@ -24,13 +27,32 @@ WORD = re.compile(r"(?!(null|true|false|inf|nan)$)[a-z_]\w*", re.IGNORECASE | re
 
 def compose(overrides: Sequence[str]) -> RunConfig:
     """Compose and check the configuration of one run."""
+    return compose_with_choices(overrides)[0]
+
+
+def compose_with_choices(overrides: Sequence[str]) -> tuple[RunConfig, dict[str, str]]:
+    """Return the checked configuration of one run, and the name chosen from each group."""
     register_schema()
     try:
         with hydra_initialized():
-            composed = hydra.compose("config", overrides=[*overrides])
+            composed = hydra.compose("config", overrides=[*overrides], return_hydra_config=True)
     except ValueError as error:  # Hydra raises it for a few user errors, e.g. `defense=null`
         raise UserError(f"{error}, in {' '.join(overrides)}") from error
-    return RunConfig.from_hydra(composed)
+    choices = {str(key): str(name) for key, name in composed.hydra.runtime.choices.items()}
+    with open_dict(composed):
+        del composed["hydra"]
+    return RunConfig.from_hydra(composed), choices
+
+
+def is_sweep_file(name: str, folder: str | None) -> bool:
+    """Whether a config, found in `folder` or in fedbench's own, starts a sweep."""
+    register_schema()
+    paths = [] if folder is None else [f"file://{Path(folder).absolute()}"]
+    with hydra_initialized(), suppress(Exception):  # the command itself reports errors
+        found = overrides_of({"hydra.searchpath": paths})
+        composed = hydra.compose(name, overrides=found, return_hydra_config=True)
+        return bool(composed.hydra.mode == RunMode.MULTIRUN)
+    return False
 
 
 @contextmanager

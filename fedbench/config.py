@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.datasets.partition import PARTITIONS
-from fedbench.errors import UserError, nearest
+from fedbench.errors import UserError, no_setting
 from fedbench.multirun.resources import jobs
 from fedbench.plugin_configs import register_plugin_configs
 
@@ -163,7 +163,7 @@ class RunConfig:
         known = cls.__dataclass_fields__
         for key in map(str, composed):  # `+key=value` bypasses the schema
             if key not in known:
-                raise UserError(f"{key}: no such setting{nearest(key, known)}")
+                raise UserError(no_setting(key, known))
         config = OmegaConf.to_object(composed)
         assert isinstance(config, cls)
         config.check()

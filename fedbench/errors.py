@@ -17,6 +17,12 @@ from yaml import MarkedYAMLError
 PREFIX = "fedbench: "  # of user errors on the command line
 WARNING = f"{PREFIX}warning: "
 FEDBENCH, STDLIB = Path(__file__).parent, Path(os.__file__).parent
+# What OmegaConf says of a wrong type, and what it means
+KINDS = {
+    "converted to Float": "a number",
+    "converted to Integer": "a whole number",
+    "not a valid bool": "true or false",
+}
 INSTALLED = {"site-packages", "dist-packages"}  # names of the folders of libraries
 
 
@@ -33,28 +39,67 @@ class UserError(Exception):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error about a name: `; did you mean krum? (known: fedavg, krum)`."""
     options = sorted(known)
-    close = difflib.get_close_matches(name, options, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return f"{hint} (known: {', '.join(options) or 'none'})"
+    return f"{did_you_mean(name, options)} (known: {', '.join(options) or 'none'})"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean krum?` if a known name resembles this one, whatever its case."""
+    by_lower = {option.lower(): option for option in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[close[0]]}?" if close else ""
 
 
 def one_line(error: BaseException) -> str | None:
     """Return the message of a user error in one line, None for any other error."""
     cause = error.__cause__ if isinstance(error, HydraException) else error
-    if isinstance(error, MissingConfigException) and error.options is not None:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        message = f"{group}={name}: no such {group}{nearest(name, error.options)}"
+    if isinstance(error, MissingConfigException):
+        message = _missing_config(error)
     elif isinstance(cause, ConfigAttributeError | ConfigKeyError):
-        known = map(str, cause.parent_node or {})
-        message = f"{cause.full_key}: no such setting{nearest(str(cause.key), known)}"
+        message = _missing_setting(cause)
     elif isinstance(cause, OmegaConfBaseException):
         override = re.search(r"override (.+)", str(error))
-        message = f"{override[1] if override else cause.full_key}: {first_line(cause)}"
+        given = override[1] if override else str(cause.full_key)
+        message = f"{given}: {expected(given, first_line(cause))}"
     elif isinstance(error, UserError | HydraException | OSError | MarkedYAMLError):
         message = str(error)
     else:
         return None
     return PREFIX + " ".join(message.split())
+
+
+def _missing_config(error: MissingConfigException) -> str:
+    group, _, name = str(error.missing_cfg_file).rpartition("/")
+    if error.options is None:
+        known = "its folder is given by --config-dir, as in --config-dir sweeps --config-name NAME"
+        return f"{error.missing_cfg_file}: no such config; {known}"
+    return f"{group}={name}: no such {group}{nearest(name, error.options)}"
+
+
+def _missing_setting(cause: ConfigAttributeError | ConfigKeyError) -> str:
+    """Name the plugin that lacks the setting, or say where all settings are explained."""
+    key, full_key, parent = str(cause.key), cause.full_key, cause.parent_node
+    known = sorted(map(str, parent or {}))
+    if full_key == key:
+        return no_setting(key, {*known} - {"hydra"})
+    if "name" in known:
+        known.remove("name")
+        return f"{full_key}: {parent['name']} has no such setting{nearest(key, known)}"
+    return f"{full_key}: no such setting{nearest(key, known)}"
+
+
+def no_setting(key: str, known: Iterable[str]) -> str:
+    """Return the error about a setting of a run that does not exist."""
+    hint = did_you_mean(key, known) or ";"
+    return f"{key}: no such setting{hint} fedbench --help explains all settings"
+
+
+def expected(given: str, reason: str) -> str:
+    """Say what OmegaConf expects of a value, in words of the command line."""
+    key, _, value = given.partition("=")
+    if "is not a ListConfig" in reason:
+        return f"must be a list, '{key}=[{value}]'"
+    kinds = (kind for sign, kind in KINDS.items() if sign in reason)
+    return next((f"must be {kind}" for kind in kinds), reason)
 
 
 def failure(error: BaseException) -> str:

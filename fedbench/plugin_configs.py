@@ -28,6 +28,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from fedbench.errors import WARNING
+from fedbench.multirun import sweeper
 from fedbench.registry import Registry, find_plugins, with_working_folder
 
 GROUP = "fedbench.configs"
@@ -41,13 +42,8 @@ class PluginConfigs(SearchPathPlugin):
         # Hydra calls this for every application in the process, not only for fedbench.
         if all(element.path != OWN_CONFIGS for element in search_path.get_path()):
             return
-        for folder in with_working_folder([*import_module("fedbench.conf").__path__], "conf")[1:]:
-            search_path.append("working folder", f"file://{folder}")
-        for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-            if (package := _folder_of(point.value)) is not None:
-                search_path.append(point.name, f"file://{package}")
-            else:
-                _warn(point)
+        for provider, folder in config_folders()[1:]:
+            search_path.append(provider, f"file://{folder}")
         search_path.append("defaults", f"{PluginDefaults.scheme()}://")
 
 
@@ -97,6 +93,33 @@ class PluginDefaults(ConfigSource):
         return group, name
 
 
+def config_folders() -> list[tuple[str, Path]]:
+    """Return who provides configs, and where: fedbench, the working folder, installed plugins."""
+    own, *local = with_working_folder([*import_module("fedbench.conf").__path__], "conf")
+    found = [("fedbench", Path(own)), *(("working folder", Path(folder)) for folder in local)]
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        if (package := _folder_of(point.value)) is not None:
+            found.append((point.name, package))
+        else:
+            _warn(point)
+    return found
+
+
+def config_groups() -> list[str]:
+    """Return the names of the groups: defense, attack, ..."""
+    _, own = config_folders()[0]
+    folders = {path.name for path in own.iterdir() if path.is_dir() and path.name[0] != "_"}
+    return sorted(folders - {"hydra"})
+
+
+def options_of(group: str) -> list[str]:
+    """Return the names to choose from in a group: its config files and its plugins."""
+    files = [file for _, folder in config_folders() for file in folder.glob(f"{group}/*.yaml")]
+    home = PluginDefaults.groups.get(group)
+    plugins = find_plugins(group, home) if home is not None else {}
+    return sorted({*(file.stem for file in files), *plugins})
+
+
 def _folder_of(package: str) -> Path | None:
     """Return the folder of a package, None if there is none.
 
@@ -123,6 +146,7 @@ def _warn(point: EntryPoint) -> None:
 
 
 def register_plugin_configs() -> None:
-    """Let Hydra find the configs of plugins."""
+    """Let Hydra find the configs of plugins, and the sweeper."""
     Plugins.instance().register(PluginDefaults)
     Plugins.instance().register(PluginConfigs)
+    Plugins.instance().class_name_to_class[sweeper.TARGET] = sweeper.VariantSweeper

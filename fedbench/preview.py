@@ -86,7 +86,7 @@ def plan_of(overrides: list[str]) -> Plan:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m fedbench.preview",
+        prog="fedbench preview",
         description="Draw clean and poisoned samples of an attack on a data set.",
         allow_abbrev=False,
         exit_on_error=False,

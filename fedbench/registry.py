@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.errors import UserError, failure, first_line, nearest
+from fedbench.errors import UserError, expected, failure, first_line, nearest
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
@@ -121,7 +121,8 @@ class Registry(Generic[T]):
                 built = OmegaConf.merge(built, {key: value})
                 OmegaConf.to_container(built, resolve=True)
             except OmegaConfBaseException as error:
-                raise UserError(f"{self.kind}.{key}={value}: {first_line(error)}") from error
+                given = f"{self.kind}.{key}={value}"
+                raise UserError(f"{given}: {expected(given, first_line(error))}") from error
         try:
             return OmegaConf.to_object(built)  # type: ignore[return-value]
         except (ValueError, OverflowError) as error:

@@ -86,7 +86,7 @@ def _send_or_skip(upload: Upload, run: RunResult) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m fedbench.upload",
+        prog="fedbench upload",
         description="Send finished and failed runs to Weights & Biases, from their files. A run "
         "that is there already is replaced.",
     )

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fedbench.command_line import COMMANDS
+
 
 def commands(page: Path, module: str = "fedbench") -> list[str]:
     """The lines of shell blocks that start a Python module, whatever the interpreter."""
@@ -21,7 +23,7 @@ def is_plain_run(command: str) -> bool:
     """Whether a command is a single run that needs no process of its own."""
     first, *rest = shlex.split(command, comments=True)[1:]
     return first == "fedbench" and not any(
-        word.startswith(("-", "executor.devices")) for word in rest
+        word.startswith(("-", "executor.devices")) or word in COMMANDS for word in rest
     )
 
 

@@ -297,6 +297,15 @@ class TestRuns:
         assert set(runs.status) == {"finished"}
         assert len(fedbench.load()) == 5
 
+    def test_a_sweep_varies_a_setting_of_one_defense(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        noise = {"defense.flame.noise": [0.001, 0.01]}
+        runs = fedbench.sweep(defense=["krum", "flame"], pmr=0.34, **noise, **QUICK)
+        found = sorted(zip(runs.defense, runs["defense.noise"].fillna(0), strict=True))
+        assert found == [("flame", 0.001), ("flame", 0.01), ("krum", 0)]
+
     def test_a_script_needs_no_guard(self, tmp_path: Path) -> None:
         """Two processes per run, and two runs in parallel."""
         script = tmp_path / "script.py"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -14,8 +19,10 @@ from end_to_end import (
     CONFIGS,
     ROOT,
     RUN_FILES,
+    TIMEOUT,
     Ended,
     Plugins,
+    environment,
     fedbench,
     fedbench_in_this_process,
     files,
@@ -28,7 +35,15 @@ from end_to_end import (
     summary,
     wait,
 )
+from hydra._internal.utils import get_args_parser
 
+from fedbench import __version__
+from fedbench.command_line import COMMANDS, FLAGS, WITH_VALUE, hydra_arguments
+from fedbench.config_comments import comments
+from fedbench.errors import UserError
+
+CONFIG = ROOT / "conf" / "config.yaml"
+PLUGINS_WITH_SETTINGS = ("attack", "dataset", "defense", "executor", "model", "tracker")
 KEYS = [
     "attack",
     "attack_rounds",
@@ -119,7 +134,7 @@ MISTAKES = {
     "no defense": (["defense=null"], ["defense"]),
     "range": (["pmr=1.5"], ["pmr=1.5", "between 0 and 1"]),
     "not a number": (["pmr=nan"], ["pmr=nan", "between 0 and 1"]),
-    "type": (["pmr=abc"], ["pmr=abc", "Float"]),
+    "type": (["pmr=abc"], ["pmr=abc: must be a number"]),
     "misspelt key": (["pmrr=0.2"], ["pmrr", "did you mean pmr?"]),
     "misspelt added key": (["+pmrr=0.2"], ["pmrr", "did you mean pmr?"]),
     "no clients": (["n_clients=0"], ["n_clients=0", "at least 1"]),
@@ -130,9 +145,33 @@ MISTAKES = {
     "negative share": (["pdr=-1"], ["pdr=-1", "between 0 and 1"]),
     "fewer clients than take part": (["pool=5"], ["pool=5", "n_clients=6"]),
     "too few clients": (["defense=krum", "n_clients=2"], ["N - f - 2 >= 1", "N=2, f=0"]),
-    "misspelt setting": (["defense=krum", "defense.ff=1"], ["defense.ff", "did you mean f?"]),
+    "misspelt setting": (["defense=krum", "defense.ff=1"], ["krum has no such", "did you mean f?"]),
+    "setting of another defense": (
+        ["-m", "defense=krum,flame", "defense.noise=0.1"],
+        ["defense.noise: krum has no such setting (known: f, m)", "defense.NAME.noise=..."],
+    ),
+    "setting of a misspelt defense": (
+        ["-m", "defense=krum,flame", "defense.flam.noise=0.1"],
+        ["defense.flam: no such defense; did you mean flame?"],
+    ),
+    "setting of a defense that is not in the sweep": (
+        ["-m", "defense=krum,dp", "defense.flame.noise=0.1,0.2"],
+        ["defense.flame.noise: no run of the sweep has defense=flame"],
+    ),
+    "setting of one defense without a sweep": (
+        ["defense=flame", "defense.flame.noise=0.1"],
+        ["defense.flame.noise=0.1: belongs in a sweep, -m", "write defense.noise=0.1"],
+    ),
     "misspelt added setting": (["defense=krum", "+defense.ff=1"], ["'ff'", "did you mean f?"]),
-    "type of setting": (["defense=krum", "defense.f=many"], ["defense.f=many", "Integer"]),
+    "type of setting": (["defense=krum", "defense.f=many"], ["defense.f=many", "a whole number"]),
+    "bool": (
+        ["defense=baybfed", "defense.persist=maybe"],
+        ["persist=maybe: must be true or false"],
+    ),
+    "list of a plugin": (
+        ["model.hidden=3"],
+        ["model.hidden=3: must be a list, 'model.hidden=[3]'"],
+    ),
     "range of setting": (["defense=krum", "defense.f=-1"], ["krum", "0 or more", "-1"]),
     "folder for a name": (["name=a/b"], ["name=a/b", "a folder name"]),
     "unknown attack": (["attack=dbaa"], ["attack=dbaa", "did you mean dba?"]),
@@ -168,13 +207,60 @@ MISTAKES = {
     "target": (["attack.backdoors=[{name:bars,target:10}]"], ["target", "0..9", "10"]),
     "round after the last": (["attack_rounds=[3]"], ["attack_rounds=[3]", "2, the last round"]),
     "setting of an attack": (["attack=ipm", "attack.epsilon=-1"], ["epsilon", "above 0", "-1"]),
-    "list without a sweep": (["pmr=0.2,0.3"], ["pmr=0.2,0.3", "--multirun"]),
+    "list without a sweep": (["pmr=0.2,0.3"], ["pmr=0.2,0.3: several", "fedbench -m pmr=0.2,0.3"]),
     "accelerator": (["executor.accelerator=abacus"], ["accelerator", "abacus", "cpu"]),
     "last run of a sweep": (["-m", "pmr=0.2,1.5"], ["pmr=1.5", "between 0 and 1"]),
     "last name of a sweep": (["-m", "defense=krum,krumm"], ["krumm", "did you mean krum?"]),
     "key of a sweep": (["-m", "+pmrr=0.2,0.3"], ["pmrr", "did you mean pmr?"]),
-    "type in a sweep": (["-m", "pmr=0.2,abc"], ["pmr=abc", "Float"]),
+    "type in a sweep": (["-m", "pmr=0.2,abc"], ["pmr=abc: must be a number"]),
     "name of a sweep": (["-m", "name=a/b", "pmr=0.2,0.3"], ["name=a/b", "a folder name"]),
+    # The settings of the plugins are right, although the default attack and defense lack them
+    "range, and a setting of all attacks of a sweep": (
+        ["-m", "attack=alie,ipm", "attack.omniscient=false", "rounds=0"],
+        ["rounds=0: must be at least 1"],
+    ),
+    "range, and a setting of one defense of a sweep": (
+        ["-m", "defense=krum,flame", "defense.flame.noise=0.1", "rounds=0"],
+        ["rounds=0: must be at least 1"],
+    ),
+    "misspelt group": (
+        ["defence=krum"],
+        ["defence: no such setting; did you mean defense? fedbench"],
+    ),
+    "other case": (["defense=FLAME"], ["defense=FLAME", "did you mean flame?"]),
+    "number for a list": (["attack_rounds=5"], ["must be a list, 'attack_rounds=[5]'"]),
+    "space for a comma": (["pmr=0.2", "0.3"], ["pmr=0.2 0.3: ", "-m pmr=0.2,0.3"]),
+    "space after a comma": (["-m", "pmr=0.2,", "0.3"], ["has a comma too many"]),
+    "comma at the end": (["defense=krum,"], ["has a comma too many; write defense=krum"]),
+    "list of names": (["defense=[krum,flame]"], ["one name; a sweep is -m defense=krum,flame"]),
+    "number for a name": (["defense=5"], ["defense=5: must be a name"]),
+    "empty name": (["defense="], ["defense=: must be a name"]),
+    "empty value": (["pmr="], ["pmr=: must be a number"]),
+    "spaces around =": (["pmr", "=", "0.3"], ["write key=value without spaces"]),
+    "space after =": (["pmr=", "0.3"], ["pmr= 0.3: write key=value without spaces"]),
+    "no value": (["defense", "krum"], ["defense: needs a value, defense=krum"]),
+    "no key": (["krum"], ["krum: must follow its group, defense=krum"]),
+    "colon": (["pmr:0.3"], ["pmr:0.3", "settings are key=value"]),
+    "dashes": (["--defense", "krum"], ["--defense: is a setting, without dashes: defense=krum"]),
+    "dashes and =": (["--pmr=0.3"], ["is a setting, without dashes: pmr=0.3"]),
+    "misspelt option": (["--multrun"], ["--multrun: no such option; did you mean --multirun?"]),
+    "wrong value of an option": (["--cfg=all_of_it"], ["needs a value, job, hydra or all"]),
+    "misspelt command": (["reprot", "runs/x"], ["reprot: no such command", "did you mean report?"]),
+    "command behind a setting": (["pmr=0.3", "report"], ["report: must come first"]),
+    "sweep file as a word": (["sweeps/x.yaml"], ["--config-dir sweeps --config-name x"]),
+    "no such sweep file": (["--config-name", "nope"], ["nope: no such config", "--config-dir"]),
+    "no such folder of sweeps": (
+        ["--config-dir", "a", "--config-name", "b"],
+        ["--config-dir a: no"],
+    ),
+    "open bracket": (["n_clients=[15,30"], ["without its partner; quote", "'n_clients=[15,30]'"]),
+    "open quote": (["name='x"], ["name='x: has a bracket or quote without its partner"]),
+    "parentheses": (["name=a(b)"], ["""quote the value twice, "name='a(b)'\""""]),
+    "setting without a name": (["pmr,=3"], ["'pmr,' is no name of a setting"]),
+    "removed defense": (["~defense"], ["~defense: a run needs a choice of defense"]),
+    "plus without a value": (["+pmr"], ["+pmr: no such command", "did you mean pmr?"]),
+    "plus": (["+pmr=0.3"], ["pmr", "remove + prefix"]),
+    "removed nothing": (["~nope"], ["'nope' does not exist"]),
 }
 # Errors of data and disk, which are found only when the run starts.
 DAMAGES = {
@@ -513,12 +599,149 @@ def test_ctrl_c_says_how_to_resume(sweep: list[str], tmp_path: Path) -> None:
     assert not [*(tmp_path / "runs" / "default").glob(".sweep*")]
 
 
-def test_help_lists_exactly_these_groups_and_settings(tmp_path: Path) -> None:
-    ended = succeed("--help", cwd=tmp_path)
-    text = "\n".join(ended.out)
-    groups, _, config = text.partition("== Configuration groups ==")[2].partition("== Config ==")
-    found = [line.partition(":")[0] for line in groups.splitlines() if ": " in line]
-    assert sorted(found) == GROUPS
-    settings = config.partition("\n\n")[2].partition("\n\n")[0]
-    assert sorted(yaml.safe_load(settings)) == KEYS
-    assert files(tmp_path) == []
+def test_help_explains_every_setting_in_80_columns(tmp_path: Path) -> None:
+    ended = fedbench_in_this_process("--help", cwd=tmp_path)
+    assert (ended.code, ended.err, files(tmp_path)) == (0, [], [])
+    assert max(map(len, ended.out)) <= 80
+    rows = [line.split(maxsplit=1) for line in ended.out if re.match(r"  [a-z_.]+=", line)]
+    labels = [row[0].partition("=")[0] for row in rows]
+    groups = [group for group in GROUPS if not group.startswith("tuned")]
+    top_level = [label for label in labels if "." not in label]
+    assert sorted(top_level) == sorted({*KEYS, *groups})
+    text = " ".join(" ".join(ended.out).split())
+    comments = re.findall(r"^[a-z_]+: .*? # (.*)$", CONFIG.read_text(), re.MULTILINE)
+    assert len(comments) == len(KEYS) - 6  # six are groups
+    for comment in comments:
+        assert " ".join(comment.split()) in text
+    for command in COMMANDS:
+        assert f"\n  {command} " in "\n".join(ended.out)
+
+
+def test_help_explains_the_settings_of_the_chosen_plugins(tmp_path: Path) -> None:
+    words = ["--help", "defense=baybfed_literal", "dataset=iot_sample", "lr=3", "pmr=0.1,0.2"]
+    ended = fedbench_in_this_process("-m", *words, cwd=tmp_path)
+    text = " ".join(" ".join(ended.out).split())
+    assert "defense.score=divergence distance (square root) or divergence" in text  # inherited
+    assert "dataset.length=20 packets per window" in text
+    assert "model=gru" in text
+    assert " lr=3.0 " in text
+    assert " pmr=0.2 " in text
+    ended = fedbench_in_this_process("--help", "defense=krumm", cwd=tmp_path)
+    assert_one_line(ended, ["did you mean krum?"])
+
+
+@pytest.mark.parametrize(
+    "file", [file for group in PLUGINS_WITH_SETTINGS for file in CONFIG.parent.glob(f"{group}/*")]
+)
+def test_config_files_explain_their_settings(file: Path) -> None:
+    """So that `--help` explains them."""
+    group = file.parent.name
+    explained = comments(f"{group}/{file.stem}")
+    settings = yaml.safe_load(file.read_text())
+    own, prefix = (settings, "") if group != "dataset" else (settings["dataset"], "dataset.")
+    for key in {*own} - {"name", "defaults"}:
+        assert explained[f"{prefix}{key}"], key
+
+
+def test_hydras_options_are_known() -> None:
+    """A flag that is not in the tables would be refused."""
+    actions = [action for action in get_args_parser()._actions if action.option_strings]
+    flags = {name for a in actions if a.nargs == 0 for name in a.option_strings}
+    assert flags == FLAGS
+    valued = {name: tuple(a.choices or ()) for a in actions for name in a.option_strings}
+    assert {name: valued[name] for name in {*valued} - flags} == WITH_VALUE
+
+
+def test_options_may_stand_anywhere() -> None:
+    words = ["defense=krum", "-m", "pmr=0.2,0.3", "--config-dir", "conf", "rounds=1", "-c=job"]
+    assert hydra_arguments(words) == [
+        *("-m", "--config-dir", "conf", "-c", "job"),
+        *("defense=krum", "pmr=0.2,0.3", "rounds=1"),
+    ]
+
+
+def test_an_option_needs_its_value() -> None:
+    with pytest.raises(UserError, match=r"^--config-name: needs a value$"):
+        hydra_arguments(["pmr=0.2", "--config-name"])
+
+
+def test_force_is_the_setting_rerun() -> None:
+    assert hydra_arguments(["defense=krum", "--force"]) == ["defense=krum", "rerun=true"]
+
+
+def test_version(tmp_path: Path) -> None:
+    ended = fedbench_in_this_process("--version", cwd=tmp_path)
+    assert (ended.code, ended.out) == (0, [f"fedbench {__version__}"])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_subcommand_exists_and_explains_itself(command: str, tmp_path: Path) -> None:
+    module, about = COMMANDS[command]
+    assert callable(import_module(module).main)
+    assert about
+    with mock.patch("end_to_end.SMALL", {}):
+        ended = fedbench_in_this_process(command, "--help", cwd=tmp_path)
+    assert (ended.code, ended.err, files(tmp_path)) == (0, [], [])
+    assert len(ended.out) > 2
+    assert f"fedbench {command}".removesuffix(" run") in "\n".join(ended.out)
+
+
+def test_a_subcommand_gets_its_arguments(tmp_path: Path) -> None:
+    with mock.patch("end_to_end.SMALL", {}):
+        ended = fedbench_in_this_process("report", "runs/x", cwd=tmp_path)
+    assert ended.code != 0
+    assert "no folder runs/x" in ended.err[-1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["pmr=1.5"], ["rounds=0"], ["-m", "pmr=0.2,0.3,1.5"], ["--help"], ["list"], ["krum"]],
+    ids=" ".join,
+)
+def test_what_needs_no_torch_does_not_import_it(words: list[str], tmp_path: Path) -> None:
+    """Importing torch takes seconds: errors of range must not wait for it."""
+    script = (
+        "import sys, atexit\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\n"
+        "from fedbench.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.stdout.splitlines()[-1] == "False", done
+
+
+@pytest.mark.slow
+def test_settings_of_one_plugin_in_a_sweep_are_those_of_single_runs(tmp_path: Path) -> None:
+    """Krum once, FLAME twice, on the command line and in a file; alone they are the same runs."""
+    small = ["rounds=1", "attack=ipm", "hydra/launcher=basic"]
+    sweep = ["defense=krum,flame", "defense.flame.noise=0.001,0.01", "attack.omniscient=false"]
+    ended = fedbench_in_this_process("-m", *sweep, *small, cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, [])
+    folders = run_folders(tmp_path / "runs")
+    configs = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in folders]
+    defenses = [(c["defense"]["name"], c["defense"].get("noise")) for c in configs]
+    assert sorted(defenses, key=str) == [("flame", 0.001), ("flame", 0.01), ("krum", None)]
+    assert all(config["attack"]["omniscient"] is False for config in configs)
+
+    alone = ["defense=flame", "defense.noise=0.01", "attack.omniscient=false", *small]
+    (line,) = fedbench_in_this_process(*alone, cwd=tmp_path).out
+    assert "already finished, skipped" in line
+
+    params = {"defense": "krum,flame", "defense.flame.noise": "0.001,0.01"}
+    content = {
+        "defaults": ["config", "_self_"],
+        "hydra": {"mode": "MULTIRUN", "sweeper": {"params": params}},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    file = ["--config-dir", ".", "--config-name", "mine"]
+    ended = fedbench_in_this_process(*file, "attack.omniscient=false", *small, cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, [])
+    assert sum("already finished, skipped" in line for line in ended.out) == 3
+    assert run_folders(tmp_path / "runs") == folders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -16,6 +17,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from pages import commands, is_plain_run, is_sweep, run, titled_blocks, write_titled_blocks
 
 import fedbench
+from fedbench.command_line import setting_names
+from fedbench.multirun.sweeper import owner_of
+from fedbench.plugin_configs import config_groups, options_of
 from fedbench.preview import plan_of
 from fedbench.testing.attacks import ATTACK
 from fedbench.testing.backdoors import BACKDOOR
@@ -24,6 +28,7 @@ from fedbench.testing.defenses import DEFENSE
 
 ROOT = Path(fedbench.__file__).parent.parent
 README = ROOT / "README.md"
+CODE = ("fedbench", "defenses", "attacks", "backdoors", "benchmarks")
 DEFENSE_PAGE = ROOT / "docs" / "adding-a-defense.md"
 ATTACK_PAGE = ROOT / "docs" / "adding-an-attack.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -56,7 +61,7 @@ def test_readme_commands_run(clone: Path, tmp_path_factory: pytest.TempPathFacto
     shutil.copytree(ROOT / "sweeps", folder / "sweeps")
     for command in others:
         one_of_six = ("seed=0", "attack=none") if "--config-name" in command else ()
-        extra = () if "fedbench.report" in command else (*SMALL, *one_of_six)
+        extra = () if "fedbench report" in command else (*SMALL, *one_of_six)
         if is_sweep(command):
             words = shlex.split(command, comments=True)[2:]
             ended = fedbench_in_this_process(*words, *extra, "hydra/launcher=basic", cwd=folder)
@@ -65,7 +70,7 @@ def test_readme_commands_run(clone: Path, tmp_path_factory: pytest.TempPathFacto
             done = run(command, folder, *extra, path=str(ROOT))
             code, out = done.returncode, done.stdout
         assert code == 0, (command, out)
-        assert ("dba.png" if "fedbench.preview" in command else " BA ") in out, command
+        assert ("dba.png" if "fedbench preview" in command else " BA ") in out, command
 
 
 @pytest.mark.slow
@@ -190,6 +195,15 @@ def settings_of(command: str) -> list[tuple[str, ...]]:
     if not EXTRAS.isdisjoint(words):
         words = [word for word in words if not word.startswith("hydra")]
     parsed = OverridesParser.create().parse_overrides(words)
+    groups = {group: options_of(group) for group in config_groups()}
+    owned = [(o, owner_of(o.key_or_group, groups)) for o in parsed]
+    own = [
+        (f"{owner[0]}={owner[1]}", f"{owner[2]}={value}")
+        for override, owner in owned
+        if owner is not None
+        for value in override.sweep_string_iterator()
+    ]
+    parsed = [override for override, owner in owned if owner is None]
     values = [
         [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
         if override.is_sweep_override()
@@ -197,7 +211,7 @@ def settings_of(command: str) -> list[tuple[str, ...]]:
         for override in parsed
     ]
     n_runs = max(map(len, values), default=1)
-    return [tuple(choices[i % len(choices)] for choices in values) for i in range(n_runs)]
+    return own + [tuple(choices[i % len(choices)] for choices in values) for i in range(n_runs)]
 
 
 @pytest.mark.slow
@@ -206,8 +220,10 @@ def test_the_settings_that_a_page_names_exist(page: Path) -> None:
     """Plugins, models and data that a page shows: above and in test_own_model_and_data.py."""
     plugin = re.compile(r"(defenses|attacks|backdoors|theirs)/(\w+)\.py")
     plugins = {match[2] for file in SHOWN if (match := plugin.search(file))}
-    skipped = ("fedbench.report", "fedbench.testing", "model=custom", "dataset=custom", *plugins)
-    runs = [settings_of(c) for c in commands(page) if not any(name in c for name in skipped)]
+    skipped = re.compile(
+        r"fedbench[. ](report|testing|list|upload)|model=custom|dataset=custom|" + "|".join(plugins)
+    )
+    runs = [settings_of(c) for c in commands(page) if not skipped.search(c)]
     for overrides in dict.fromkeys(chain.from_iterable(runs)):
         plan_of(overrides)
 
@@ -227,3 +243,47 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     command = next(line for line in README.read_text().splitlines() if "pytest" in line)
     assert command in (ROOT / ".ci" / "run").read_text()
     assert command in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+# A setting with brackets that no quote encloses: zsh takes it for a pattern. Lists of Python's
+# arguments have spaces or quotes.
+UNQUOTED = re.compile(
+    rf"(?<![\w.'\"])(?:{'|'.join(sorted(setting_names()))})(?:\.\w+)*"
+    r"=\w*[\[({][^\s`'\"]*[\])}]"
+)
+CODE_BLOCK = re.compile(r"^```(?:python|yaml|json)\b.*?^```", re.DOTALL | re.MULTILINE)
+CONFIGS = sorted([*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "sweeps").rglob("*.yaml")])
+SOURCES = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def shell_text(path: Path) -> str:
+    """What a file tells people to type: a page, the comments of a config, strings of a module."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".md":
+        return CODE_BLOCK.sub("", text)
+    if path.suffix == ".yaml":
+        return "\n".join(re.findall(r"#.*", text))
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+    return "\n".join(node.value for node in nodes if isinstance(node.value, str))
+
+
+def test_documented_brackets_are_quoted() -> None:
+    for path in [*PAGES, *CONFIGS, *SOURCES]:
+        assert UNQUOTED.findall(shell_text(path)) == [], path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_shell_blocks_quote_what_zsh_would_expand(page: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    for line in "".join(blocks).replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=False, punctuation_chars=False)
+        lexer.whitespace_split = True
+        for word in lexer:
+            outside = re.sub(r"'[^']*'|\"[^\"]*\"", "", word)
+            assert not set("[](){}") & {*outside}, line
+
+
+def test_a_bracket_without_quotes_is_found() -> None:
+    assert UNQUOTED.findall("`n_clients=[4,9]`, 'attack_rounds=[5]' and x.lr=[1]") == [
+        "n_clients=[4,9]"
+    ]

@@ -219,7 +219,7 @@ def _pixels(x: Tensor, low: float, high: float, options: ArrayOptions) -> Tensor
     if low < 0 or high > top:
         raise ValueError(
             f"pixels must be integers 0..255 or floats 0..1, got {_dtype(x)} from {low:g} to "
-            f"{high:g}; set dataset.pixel_range=[lowest,highest]"
+            f"{high:g}; set 'dataset.pixel_range=[lowest,highest]'"
         )
     return x * 255 if x.is_floating_point() else x.to(torch.uint8)
 

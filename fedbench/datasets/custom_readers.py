@@ -225,7 +225,7 @@ def _read_images(
         (one, path), (other, another) = [*shapes.items()][:2]
         raise SourceError(
             f"images differ in size, {path} has {one[0]} x {one[1]} pixels and "
-            f"{another} {other[0]} x {other[1]}; set dataset.size=[height,width] to resize all"
+            f"{another} {other[0]} x {other[1]}; set 'dataset.size=[height,width]' to resize all"
         )
     gray = all(image.ndim == 2 for images in pixels for image in images)
     content = {}

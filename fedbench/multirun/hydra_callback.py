@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
 from fedbench.config import RunConfig
 from fedbench.errors import UserError, print_error
-from fedbench.multirun import launchers, worker_pool
+from fedbench.multirun import launchers, sweeper, worker_pool
 from fedbench.multirun.parent_watch import exit_with_parent
 from fedbench.multirun.sweep_watch import SweepWatch
 from fedbench.report import run_events
@@ -51,12 +48,13 @@ class SweepCallback(Callback):
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """List the run of a command without `-m`."""
         if self.listing is not None and config.hydra.mode == RunMode.RUN:
-            from fedbench.plan import Plan
-
             composed = config.copy()
             with open_dict(composed), suppress(Exception):  # the run itself reports errors
                 del composed["hydra"]
-                self._list_runs([Plan.of(RunConfig.from_hydra(composed))])
+                run = RunConfig.from_hydra(composed)
+                from fedbench.plan import Plan
+
+                self._list_runs([Plan.of(run)])
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Compose and check every run before the first one starts."""
@@ -64,9 +62,10 @@ class SweepCallback(Callback):
             runs = _runs_of(config)
             announce_start(f"checking {len(runs)} runs" if runs else "starting the sweeper")
             SweepCallback.has_workers = launchers.prepare_workers(config, len(runs))
+            configs = [_compose(config, overrides) for overrides in runs]
             from fedbench.plan import Plan
 
-            plans = [Plan.of(_compose(config, overrides)) for overrides in runs]
+            plans = [Plan.of(run) for run in configs]
             by_folder = {plan.folder.path: plan for plan in plans}  # drops duplicate runs
             SweepCallback.folders = list(by_folder)
             self._list_runs([*by_folder.values()], config.hydra.sweep.dir)
@@ -140,35 +139,17 @@ class SweepCallback(Callback):
 
 def _runs_of(config: DictConfig) -> list[list[str]]:
     """Return the overrides of each run; empty for a sweeper that picks its runs one by one."""
-    if config.hydra.runtime.choices["hydra/sweeper"] != "basic":
+    if config.hydra.runtime.choices["hydra/sweeper"] not in ("basic", sweeper.CONFIG):
         return []
-    overrides = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-    overrides += config.hydra.overrides.task
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-    return expand(parser.parse_overrides(overrides))
-
-
-def expand(overrides: Iterable[Override]) -> list[list[str]]:
-    """Return the overrides of each run of a sweep, in the order of Hydra's basic sweeper.
-
-    `a=1,2 b=3,4` expands to [a=1 b=3], [a=1 b=4], [a=2 b=3], [a=2 b=4]. Of two overrides with the
-    same key the last one counts.
-    """
-    choices: dict[str, list[str]] = {}
-    for override in overrides:
-        key = override.get_key_element()
-        if not override.is_sweep_override():
-            values = iter([override.get_value_element_as_str()])
-        elif override.is_discrete_sweep():
-            values = override.sweep_string_iterator()
-        else:
-            raise UserError(f"{override.input_line}: must be a list or a range of values")
-        choices[key] = [f"{key}={value}" for value in values]
-    return [list(run) for run in product(*choices.values())]
+    loader = GlobalHydra.instance().config_loader()
+    task = config.hydra.overrides.task
+    return sweeper.runs_of(
+        sweeper.parsed(config.hydra.sweeper.params, task, loader), loader, config
+    )
 
 
 def _compose(config: DictConfig, overrides: list[str]) -> RunConfig:
-    composed = GlobalHydra.instance().config_loader().load_sweep_config(config, overrides)
+    composed = sweeper.composed(config, overrides, GlobalHydra.instance().config_loader())
     with open_dict(composed):
         del composed["hydra"]
     run = RunConfig.from_hydra(composed)

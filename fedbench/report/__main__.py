@@ -23,7 +23,7 @@ def _columns(text: str, runs: Sequence[RunResult]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m fedbench.report",
+        prog="fedbench report",
         description="Print a table of runs, one row per setting and defense.",
     )
     parser.add_argument("folders", nargs="+", metavar="folder", help="runs/NAME, or a single run")

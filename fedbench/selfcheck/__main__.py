@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m fedbench.selfcheck",
+        prog="fedbench selfcheck",
         description="Check that fedbench computes the same on all devices of this machine.",
     )
     parser.add_argument("--accelerator", choices=("auto", "cpu", "cuda", "gpu"), default="auto")

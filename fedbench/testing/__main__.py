@@ -22,7 +22,14 @@ INSPECT: dict[str, Callable[[dict[str, Any]], Inspection[Any]]] = {
     "attack": lambda settings: Inspection(ATTACK, settings),
     "backdoor": inspect_backdoor,
 }
-USAGE = "name a plugin, for example: python -m fedbench.testing defense=krum defense.m=3"
+USAGE = "name a plugin, for example: fedbench testing defense=krum defense.m=3"
+HELP = """\
+usage: fedbench testing KIND=NAME [KIND.SETTING=VALUE ...]
+
+Check a plugin against its contract. KIND is defense, attack or backdoor.
+
+  fedbench testing defense=krum defense.m=3
+  fedbench testing attack=dba backdoor=patch"""
 
 
 def plugins_of(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -76,7 +83,7 @@ def report(kind: str, settings: dict[str, Any]) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"--help", "-h"} & {*arguments}:
-        print(USAGE[0].upper() + USAGE[1:])
+        print(HELP)
         return 0
     try:
         plugins = plugins_of(arguments)

@@ -323,7 +323,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
         lambda: made(BYTES * 16.0, LABELS),
         r"integers 0..255 or floats 0..1, got float32 from .* set",
     ),
-    (lambda: made(BYTES.astype(int) + 9, LABELS), r"got int64 from .* set dataset.pixel_range="),
+    (lambda: made(BYTES.astype(int) + 9, LABELS), r"got int64 from .* set 'dataset.pixel_range="),
     (
         lambda: made(BYTES, LABELS, kind="features"),
         r"features must be \[F\] per sample, got \(1, 4, 5\); fl",
@@ -699,7 +699,7 @@ def test_gray_images_become_color_beside_color_images(photos: Path) -> None:
 
 def test_size_resizes_all_images(photos: Path) -> None:
     picture(photos / "train" / "dog" / "9.png", size=(8, 8))
-    message = "images differ in size, .*; set dataset.size=.height,width. to resize all"
+    message = "images differ in size, .*; set 'dataset.size=.height,width.' to resize all"
     assert re.search(message, error_of("photos"))
     assert load("photos", size=[6, 7]).input_shape == (1, 6, 7)
 
@@ -792,7 +792,11 @@ def test_named_backdoors_win(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "overrides", "message"),
     [
-        (Kind.FEATURES, ["attack=dba"], r"needs images, but .*; use attack.backdoors=\[features\]"),
+        (
+            Kind.FEATURES,
+            ["attack=dba"],
+            r"needs images, .*; use 'attack.backdoors=\[features\]",
+        ),
         (
             Kind.FEATURES,
             ["model=cnn"],

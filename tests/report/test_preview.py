@@ -340,7 +340,7 @@ USER_ERRORS: dict[str, tuple[list[str], list[str]]] = {
     "no defense": (["defense=null"], ["defense=null"]),
     "key": (["pmrr=0.1"], ["pmrr", "did you mean pmr?"]),
     "range": (["pmr=1.5"], ["pmr=1.5", "between 0 and 1"]),
-    "type": (["pmr=abc"], ["pmr=abc", "Float"]),
+    "type": (["pmr=abc"], ["pmr=abc", "a number"]),
     "no override": (["dba"], ["dba", "EQUAL"]),
     "list": (["pmr=0.1,0.2"], ["pmr=0.1,0.2", "not a sweep"]),
     "range of values": (["seed=range(3)"], ["seed=range(3)", "not a sweep"]),

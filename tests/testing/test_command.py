@@ -186,7 +186,7 @@ def test_several_plugins_at_once(folder: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "name a plugin, for example: python -m fedbench.testing defense=krum defense.m=3"),
+        ([], "name a plugin, for example: fedbench testing defense=krum defense.m=3"),
         (["defence=krum"], "defence=krum: no such plugin; did you mean defense? (known: attack, "),
         (["model=cnn"], "model=cnn: no such plugin (known: attack, backdoor, defense)"),
         (["defense=krm"], "no defense is called 'krm'; did you mean krum? (known: afa, "),
@@ -221,15 +221,14 @@ def test_a_traceback_can_be_requested(
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert err.endswith(
-        "UserError: name a plugin, for example: python -m fedbench.testing "
-        "defense=krum defense.m=3\n"
+        "UserError: name a plugin, for example: fedbench testing defense=krum defense.m=3\n"
     )
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_help(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([option]) == 0
-    assert "python -m fedbench.testing defense=krum" in capsys.readouterr().out
+    assert "fedbench testing defense=krum" in capsys.readouterr().out
 
 
 def test_arguments_come_from_the_command_line(
@@ -255,7 +254,7 @@ def test_a_config_that_builds(
     ("config", "reason"),
     [
         ("name: mine\nfactr: 2\n", "defense mine has no setting 'factr'; did you mean factor?"),
-        ("name: mine\nfactor: two\n", "defense.factor=two: Value 'two' of type 'str' could not be"),
+        ("name: mine\nfactor: two\n", "defense.factor=two: must be a number"),
         ("factor: 2\n", "defense has no name; its config must say `name: ...`"),
         ("name: mien\n", "no defense is called 'mien'; did you mean mine?"),
         ("name: fedavg\n", "builds FedAvg; the config must say `name: mine`"),
