@@ -68,12 +68,23 @@ class Defaults:
     def changed(self, settings: Mapping[str, Value]) -> dict[str, Value]:
         """Return the choices and settings that differ from the default, of those that are named."""
         missing = object()
+        defaults = {**self.settings, **_auto(self.settings, settings)}
         differing = {
             key: value
             for key, value in settings.items()
-            if key not in GROUPS and is_named(key) and self.settings.get(key, missing) != value
+            if key not in GROUPS and is_named(key) and defaults.get(key, missing) != value
         }
         return {**self.choices, **differing}
+
+
+def _auto(defaults: Mapping[str, Value], settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Return what `clip_grad=auto` stands for in a run with these settings."""
+    if defaults.get("clip_grad") != "auto":
+        return {}
+    keys = ("partition", "non_iid", "n_clients", "pool")
+    known = {key: settings[key] for key in keys if key in settings}
+    known["n_clients"] = yaml.safe_load(str(known.get("n_clients", 30)))  # a range is JSON
+    return {"clip_grad": RunConfig(**known).clip_grad}  # type: ignore[arg-type]
 
 
 def _defaults(choices: Choices, folders: Sequence[str] = ()) -> Defaults | None:

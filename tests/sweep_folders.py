@@ -18,7 +18,7 @@ from omegaconf import open_dict
 from fedbench.composition import hydra_initialized
 from fedbench.config import RunConfig, register_schema
 from fedbench.default_settings import origin_of
-from fedbench.multirun.hydra_callback import expand
+from fedbench.multirun.sweeper import expand
 from fedbench.results.run_dir import RunDir
 
 
@@ -38,7 +38,8 @@ def add_sweep(top: Path, *overrides: str, **metrics: Any) -> list[Path]:
     """Create the run directories of `-m *overrides`, in order; half of the rates are 100 %."""
     register_schema()
     folders = []
-    for words in expand(OverridesParser.create().parse_overrides([*overrides])):
+    parsed = OverridesParser.create().parse_overrides([*overrides])
+    for words in expand(parsed, {}, lambda run: {}):
         config, job = composed(words, sweep=True)
         folder = top / f"run{len([*top.glob('run*')]):03}"
         folder.mkdir(parents=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sweep_folders import add_sweep, composed
 
+from fedbench.composition import compose
 from fedbench.default_settings import guessed_origin, origin_of
 from fedbench.results.origin import Origin
 from fedbench.results.run_reader import read_runs
+from fedbench.results.settings import flat
 
 
 def origin(*overrides: str, sweep: bool = False) -> Origin:
@@ -102,3 +105,19 @@ def test_the_origin_of_an_older_run_is_guessed_from_its_settings(tmp_path: Path)
         **{"pretrain_non_iid": 0.0, "pretrain_rounds": 40, "rounds": 5},
     }
     assert guessed_origin({**run.config, "defense": "gone"}).changed is None
+
+
+def test_what_auto_stands_for_is_no_change() -> None:
+    few = {"non_iid": 1.0, "n_clients": 5}
+    for settings, clip_grad, changed in (
+        ({}, None, False),
+        (few, 1.0, False),
+        ({"non_iid": 1.0, "n_clients": "[3, 8]"}, 1.0, False),
+        ({}, 1.0, True),
+        (few, None, True),
+        (few, 5.0, True),
+    ):
+        usual = flat(asdict(compose([])))
+        origin = guessed_origin({**usual, **settings, "clip_grad": clip_grad})
+        assert origin.changed is not None
+        assert ("clip_grad" in origin.changed) == changed, (settings, clip_grad)
