@@ -23,7 +23,7 @@ from fedbench.report.run_display import RunDisplay, SweepDisplay
 from fedbench.report.tracking import RunInfo, Session
 from fedbench.results.continuation import continue_shorter
 from fedbench.results.origin import Origin
-from fedbench.results.provenance import provenance
+from fedbench.results.provenance import has_changed_since, provenance
 from fedbench.results.run_dir import Record
 from fedbench.results.summary import summarise
 from fedbench.rng import derive, seeded
@@ -157,7 +157,10 @@ def _finished(plan: Plan) -> Record | None:
     """Return the summary of a finished run, and print that it is skipped."""
     summary = plan.finished()
     if summary is not None:
-        _display(plan).close(summary, skipped=True)
+        display = _display(plan)
+        if has_changed_since(summary) and not run_events.in_panel():  # a sweep says it once
+            display.say(f"{plan.title}  fedbench has changed since; rerun=true runs it again")
+        display.close(summary, skipped=True)
     return summary
 
 

@@ -140,3 +140,21 @@ def test_rerun_ignores_a_shorter_run(tmp_path: Path) -> None:
     fedbench("rounds=1", cwd=tmp_path)
     ended = succeed("rounds=2", "rerun=true", cwd=tmp_path)
     assert not any("continues" in line for line in ended.out)
+
+
+def test_a_skipped_run_says_if_fedbench_itself_has_changed(tmp_path: Path) -> None:
+    run = ["model.hidden=[4]", "rounds=1"]
+    sweep = ["-m", "hydra/launcher=basic", "pmr=0.2,0.4", *run]
+    fedbench_in_this_process(*sweep, cwd=tmp_path)
+    for folder in run_folders(tmp_path / "runs"):
+        text = (folder / "summary.json").read_text()
+        (folder / "summary.json").write_text(
+            text.replace('"fedbench_code": "', '"fedbench_code": "0')
+        )
+    note = "fedbench has changed since"
+    (line,) = (s for s in fedbench_in_this_process(*run, cwd=tmp_path).out if note in s)
+    assert line.endswith("  fedbench has changed since; rerun=true runs it again")
+    ended = fedbench_in_this_process(*sweep, cwd=tmp_path)
+    assert [s for s in ended.out if note in s] == [f"{note} 2 of them; rerun=true runs them again"]
+    fedbench_in_this_process(*run, "rerun=true", cwd=tmp_path)
+    assert not any(note in s for s in fedbench_in_this_process(*run, cwd=tmp_path).out)

@@ -23,8 +23,9 @@ from fedbench.multirun.parent_watch import exit_with_parent
 from fedbench.multirun.sweep_watch import SweepWatch
 from fedbench.report import run_events
 from fedbench.report.console import announce_start
-from fedbench.report.sweep_panel import DONE, RunState, labels
+from fedbench.report.sweep_panel import DONE, LEFT, RunState, labels
 from fedbench.results.atomic_files import write_atomically
+from fedbench.results.provenance import has_changed_since
 from fedbench.results.run_reader import read_runs
 
 if TYPE_CHECKING:  # imports torch, which takes seconds: start the worker pool first
@@ -87,9 +88,10 @@ class SweepCallback(Callback):
         SweepCallback.job_files = launchers.place_job_files(config, events.name)
         runs: dict[str, RunState] = {}
         for plan, name in zip(plans, names, strict=True):
+            summary = plan.finished()
             state = RunState(name or plan.title, plan.config.rounds)
-            if plan.finished() is not None:
-                state.status = DONE
+            state.status = LEFT if summary is None else DONE
+            state.is_of_other_code = summary is not None and has_changed_since(summary)
             runs.setdefault(plan.folder.path.name, state)
         SweepCallback.watch = SweepWatch(events, runs, [plan.folder.path.name for plan in plans])
         SweepCallback.watch.start()

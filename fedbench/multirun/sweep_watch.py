@@ -51,6 +51,8 @@ class SweepWatch:
         n_done, total = self.panel.count(DONE), len(self.panel.runs)
         if n_done:
             self._say(f"{n_done} of {total} runs already finished")
+        if n_older := sum(run.is_of_other_code for run in self.panel.runs.values()):
+            self._say(f"fedbench has changed since {n_older} of them; rerun=true runs them again")
         if n_done < total:
             self._say(f"starting {total - n_done} runs")
             if self._live is not None:

@@ -34,6 +34,7 @@ class RunState:
     label: str
     rounds: int
     status: str = LEFT
+    is_of_other_code: bool = False  # finished before fedbench itself changed
     phase: str = "round"  # or pretrain
     done: int = 0  # rounds of this phase
     total: int = 0  # rounds of this phase

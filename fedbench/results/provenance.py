@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -98,6 +98,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def has_changed_since(summary: Mapping[str, Any]) -> bool:
+    """Whether fedbench's own code is not the code that computed a result."""
+    return summary.get("fedbench_code") not in (None, code_of_fedbench())
 
 
 @cache
