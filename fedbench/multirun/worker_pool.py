@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 
 from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
 from joblib.externals.loky.backend import context  # type: ignore[import-untyped]
+from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
 # `fork_server` sets up the server itself; runs need the others, which take seconds to import.
 PRELOADED = [
@@ -25,21 +26,28 @@ def prepare() -> None:
     Workers are forked from it and skip these imports. Forks are safe on Linux only; elsewhere each
     worker imports everything itself.
     """
-    _silence_tracker()
+    _start_silent_trackers()
     if sys.platform == "linux":
         context.set_start_method("forkserver", force=True)
         multiprocessing.set_forkserver_preload(PRELOADED)
         forkserver.ensure_running()
 
 
-def _silence_tracker() -> None:
-    """Keep Python's resource tracker, a process that starts later, from warning about semaphores.
+def _start_silent_trackers() -> None:
+    """Start the resource trackers, processes of Python and joblib, without their warnings.
 
-    A killed worker cannot remove the semaphores of the processes that it started. The tracker does
-    this, as it should, but would print that they leaked.
+    A killed worker cannot remove the semaphores of the processes that it started. The trackers do
+    this, as they should, but would print that the semaphores leaked.
     """
     given = os.environ.get("PYTHONWARNINGS")
     os.environ["PYTHONWARNINGS"] = f"{given},{TRACKER_FILTER}" if given else TRACKER_FILTER
+    try:
+        resource_tracker.ensure_running()
+        loky_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if given is not None:
+            os.environ["PYTHONWARNINGS"] = given
 
 
 def end() -> None:

@@ -139,8 +139,8 @@ class Display(RunDisplay):
         self._last_line = float("-inf")
         self._last_move = float("-inf")
         self._progress = Progress(
-            # On a narrow terminal, the bar shrinks first, then the title.
-            RenderableColumn(Text(title, "bold", no_wrap=True, overflow="ellipsis")),
+            # The defense alone: the line above has the whole title, which would hide the bar.
+            RenderableColumn(Text(title.partition(" ")[0], "bold", no_wrap=True)),
             BarColumn(None, table_column=Column(ratio=1)),
             RoundColumn(Column(no_wrap=True)),
             TimeElapsedColumn(Column(no_wrap=True)),
