@@ -8,9 +8,9 @@ import platform
 import re
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -69,11 +69,13 @@ def processor() -> str:
     import torch  # takes seconds
 
     name = platform.processor() or platform.machine()
-    if sys.platform == "linux":
+    with suppress(OSError):  # Linux only
         found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         name = found[1] if found else name
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return ", ".join([f"{name} ({torch.backends.cpu.get_cpu_capability()})", *gpus])
+    parts = [f"{name} ({torch.backends.cpu.get_cpu_capability()})"]
+    with suppress(Exception):  # from a broken driver, which must not fail a run on the CPU
+        parts += [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return ", ".join(parts)
 
 
 @cache

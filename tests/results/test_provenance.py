@@ -143,3 +143,18 @@ def test_a_run_that_finishes_at_last_drops_the_traceback(tmp_path: Path) -> None
     (folder / "traceback.txt").write_text("earlier")
     assert fedbench_in_this_process("model.hidden=[4]", cwd=tmp_path).code == 0
     assert not (folder / "traceback.txt").exists()
+
+
+def test_the_processor_names_gpus_and_survives_a_broken_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without = provenance.processor()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"GPU {i}")
+    assert provenance.processor() == f"{without}, GPU 0, GPU 1"
+
+    def broken(index: int) -> str:
+        raise RuntimeError("driver")
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", broken)
+    assert provenance.processor() == without
