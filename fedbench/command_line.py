@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 
 from fedbench.composition import is_sweep_file
 from fedbench.config import RunConfig
-from fedbench.errors import UserError, did_you_mean
+from fedbench.errors import UserError, did_you_mean, nearest
 from fedbench.multirun.sweeper import owner_of
 from fedbench.plugin_configs import config_groups, options_of
 
@@ -40,6 +40,7 @@ WITH_VALUE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--package", "-p", "--config-path", "-cp", "--config-name", "-cn"), ()),
     **dict.fromkeys(("--config-dir", "-cd", "--experimental-rerun"), ()),
 }
+MODES = {"-m", "--multirun", "-r", "--run", "-c", "--cfg", "-i", "--info", "--hydra-help"}
 FORCE = "--force"
 NO_SETTINGS = {"--shell-completion", "-sc", "--experimental-rerun"}  # what follows is none
 # Groups whose settings depend on the choice: Hydra cannot apply them before a run of a sweep
@@ -55,6 +56,8 @@ def hydra_arguments(words: Sequence[str]) -> list[str]:
     sweep = _is_sweep(options, parsed)
     for override in parsed:
         _check(override, sweep)
+    if sweep and MODES.isdisjoint(options):  # or Hydra mistakes errors in a sweep file for others
+        options.append("--multirun")
     return [*options, *(_postponed(o) if sweep else str(o.input_line) for o in parsed)]
 
 
@@ -159,6 +162,10 @@ def _is_sweep(options: Sequence[str], settings: Sequence[Override]) -> bool:
     folder = values.get("--config-dir", values.get("-cd"))
     if folder is not None and not Path(folder).is_dir():
         raise UserError(f"--config-dir {folder}: no such folder")
+    if name is not None and folder is not None:
+        found = {path.stem for path in Path(folder).glob("*.yaml")}
+        if name.removesuffix(".yaml") not in found:
+            raise UserError(f"--config-name {name}: no such file in {folder}{nearest(name, found)}")
     return name is not None and is_sweep_file(name, folder)
 
 

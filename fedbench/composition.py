@@ -45,23 +45,32 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[RunConfig, dict[str,
 
 
 def is_sweep_file(name: str, folder: str | None) -> bool:
-    """Whether a config, found in `folder` or in fedbench's own, starts a sweep."""
+    """Whether a config, found in `folder` or in fedbench's own, starts a sweep.
+
+    Also true if it cannot be composed: the command itself reports the error.
+    """
     register_schema()
-    paths = [] if folder is None else [f"file://{Path(folder).absolute()}"]
-    with hydra_initialized(), suppress(Exception):  # the command itself reports errors
-        found = overrides_of({"hydra.searchpath": paths})
+    with suppress(Exception), hydra_initialized(folder):
+        found = overrides_of({"hydra.searchpath": ["pkg://fedbench.conf"] if folder else []})
         composed = hydra.compose(name, overrides=found, return_hydra_config=True)
         return bool(composed.hydra.mode == RunMode.MULTIRUN)
-    return False
+    return True
 
 
 @contextmanager
-def hydra_initialized() -> Iterator[None]:
-    """Initialize Hydra for fedbench; restore the Hydra application that calls it, if any."""
+def hydra_initialized(folder: str | None = None) -> Iterator[None]:
+    """Initialize Hydra with fedbench's configs, or with those of a folder.
+
+    Restores the Hydra application that calls it, if any.
+    """
     caller = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_module("fedbench.conf", version_base="1.3"):
+        with (
+            hydra.initialize_config_module("fedbench.conf", version_base="1.3")
+            if folder is None
+            else hydra.initialize_config_dir(str(Path(folder).absolute()), version_base="1.3")
+        ):
             yield
     finally:
         GlobalHydra.instance().hydra = caller

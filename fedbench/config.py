@@ -83,16 +83,21 @@ class RunConfig:
         # `${oc.env:N}` is a string; OmegaConf converts it for typed settings only.
         if isinstance(self.n_clients, str) and self.n_clients.isdecimal():
             self.n_clients = int(self.n_clients)
-        with suppress(TypeError, ValueError):  # from values that `check` refuses
+        with suppress(TypeError, ValueError, LookupError):  # from values that `check` refuses
             if self.clip_grad == "auto":
                 self.clip_grad = FEW_CLIENTS_CLIP if self._has_few_one_class_clients() else None
             if not isinstance(self.clip_grad, bool | None):
                 self.clip_grad = float(self.clip_grad)
 
     def _has_few_one_class_clients(self) -> bool:
-        """Whether plain SGD diverges: each client pulls the model to a class of its own."""
-        has_one_class = self.partition == "main_class" and self.non_iid == 1
-        return has_one_class and self.pool_size < FEW_CLIENTS
+        """Whether plain SGD diverges: each client pulls the model to a class of its own.
+
+        The first rounds decide, so that runs with the same pretraining clip alike.
+        """
+        partition, non_iid = self.partition, self.non_iid
+        if (other := self._other_non_iid) is not None:
+            partition, non_iid = "main_class", other
+        return partition == "main_class" and non_iid == 1 and self.pool_size < FEW_CLIENTS
 
     @property
     def client_counts(self) -> range:
@@ -129,11 +134,15 @@ class RunConfig:
     @property
     def pretraining(self) -> RunConfig:
         """The settings that partition the samples in the benign rounds before round 0."""
+        other = self._other_non_iid
+        return self if other is None else replace(self, partition="main_class", non_iid=other)
+
+    @property
+    def _other_non_iid(self) -> float | None:
+        """`pretrain_non_iid`, None if it has no effect."""
         trained = self.pretrain_rounds > 0 and self.pretrained is None
         by_label = PARTITIONS[self.partition].by_label
-        if not trained or self.pretrain_non_iid is None or not by_label:
-            return self
-        return replace(self, partition="main_class", non_iid=self.pretrain_non_iid)
+        return self.pretrain_non_iid if trained and by_label else None
 
     @property
     def split(self) -> tuple[str, float | None]:

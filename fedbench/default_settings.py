@@ -81,7 +81,8 @@ def _auto(defaults: Mapping[str, Value], settings: Mapping[str, Value]) -> dict[
     """Return what `clip_grad=auto` stands for in a run with these settings."""
     if defaults.get("clip_grad") != "auto":
         return {}
-    keys = ("partition", "non_iid", "n_clients", "pool")
+    keys = ["partition", "non_iid", "n_clients", "pool"]
+    keys += ["pretrained", "pretrain_rounds", "pretrain_non_iid"]
     known = {key: settings[key] for key in keys if key in settings}
     known["n_clients"] = yaml.safe_load(str(known.get("n_clients", 30)))  # a range is JSON
     return {"clip_grad": RunConfig(**known).clip_grad}  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from fedbench.report.console import Display
 from fedbench.report.partition_figure import PARTITION_FILE, write_partition_figure
 from fedbench.report.run_display import RunDisplay, SweepDisplay
 from fedbench.report.tracking import RunInfo, Session
+from fedbench.results.checkpoint import Checkpoint
 from fedbench.results.continuation import continue_shorter
 from fedbench.results.origin import Origin
 from fedbench.results.provenance import has_changed_since, provenance
@@ -196,15 +197,19 @@ def build_rank_context(plan: Plan, dataset: Dataset, fabric: Fabric) -> RankCont
     return RankContext(plan.config, dataset, build(), plan.attack, fabric, rebuild=build)
 
 
+def _begin(plan: Plan, federation: Federation) -> Checkpoint | None:
+    """Write what a run leaves before its first round; load its checkpoint, if it has one."""
+    context = federation.rank_context
+    plan.folder.start(plan.config, plan.origin)
+    figure = plan.folder.path / PARTITION_FILE
+    shards, attackers = context.data.shards, context.attackers
+    write_partition_figure(figure, plan.config, context.dataset, shards, attackers)
+    return plan.folder.resume(federation.device)
+
+
 def _rounds(plan: Plan, federation: Federation) -> Record:
     """Run the remaining rounds; record, track and checkpoint each, in this order."""
-    config, folder, rank_context = plan.config, plan.folder, federation.rank_context
-    folder.start(config, plan.origin)
-    figure = folder.path / PARTITION_FILE
-    write_partition_figure(
-        figure, config, rank_context.dataset, rank_context.data.shards, rank_context.attackers
-    )
-    start = folder.resume(federation.device)
+    config, folder, start = plan.config, plan.folder, _begin(plan, federation)
     first_round = 0 if start is None else start.next_round
     about = RunInfo.of(
         config, plan.title, folder.path, folder.rounds(), resources.belongs_to_sweep()

@@ -41,9 +41,12 @@ from fedbench import __version__
 from fedbench.command_line import COMMANDS, FLAGS, WITH_VALUE, hydra_arguments
 from fedbench.config_comments import comments
 from fedbench.errors import UserError
+from fedbench.results.origin import title
+from fedbench.results.run_reader import read_runs
 
 CONFIG = ROOT / "conf" / "config.yaml"
 PLUGINS_WITH_SETTINGS = ("attack", "dataset", "defense", "executor", "model", "tracker")
+
 KEYS = [
     "attack",
     "attack_rounds",
@@ -444,13 +447,12 @@ def test_runs_of_a_sweep_are_told_apart_by_what_was_swept(tmp_path: Path) -> Non
     command = ["-m", "pdr=0.5,0.8", "non_iid=0,0.5", "rounds=1", "n_clients=5"]
     ended = fedbench_in_this_process(*command, "hydra/launcher=basic", cwd=tmp_path)
     assert ended.code == 0, ended
-    titles = [line.partition("  ")[0] for line in ended.out if "finished in" in line]
+    labels = [line.partition("  ")[0] for line in ended.out if "finished in" in line]
+    swept = [f"pdr={pdr} non_iid={non_iid}" for pdr in ("0.5", "0.8") for non_iid in ("0", "0.5")]
+    assert labels == swept
     fixed = "n_clients=5 rounds=1 pretrain_rounds=1 local_epochs=1 seed=0"
-    assert titles == [
-        f"fedavg constrain_and_scale pmr=0.2 pdr={pdr} non_iid={non_iid} {fixed}"
-        for pdr in ("0.5", "0.8")
-        for non_iid in ("0", "0.5")
-    ]
+    titles = {title(run.config, run.origin) for run in read_runs([tmp_path / "runs"])}
+    assert titles == {f"fedavg constrain_and_scale pmr=0.2 {setting} {fixed}" for setting in swept}
     (head,) = (line.split() for line in ended.out if " defense " in line)
     assert head[:3] == ["pdr", "non_iid", "defense"]
     assert "rounds 1, pretrain_rounds 1, local_epochs 1; seed 0" in " ".join(
@@ -556,7 +558,9 @@ def test_a_failing_run_does_not_stop_a_sweep_of_plugins(tmp_path: Path, plugins:
     assert (rows[1][0], len(rows[1])) == ("smallest", 7)
 
     boom, smallest = run_folders(work / "runs")
-    assert summary(boom) == {"status": "failed", "error": "RuntimeError: boom in round 1"}
+    failed = summary(boom)
+    assert (failed["status"], failed["error"]) == ("failed", "RuntimeError: boom in round 1")
+    assert "MA" not in failed
     assert len(rounds(boom)) == 1
     assert summary(smallest)["status"] == "finished"
     assert yaml.safe_load((smallest / "config.yaml").read_text())["defense"]["keep"] == 2
@@ -731,8 +735,7 @@ def test_settings_of_one_plugin_in_a_sweep_are_those_of_single_runs(tmp_path: Pa
     assert all(config["attack"]["omniscient"] is False for config in configs)
 
     alone = ["defense=flame", "defense.noise=0.01", "attack.omniscient=false", *small]
-    (line,) = fedbench_in_this_process(*alone, cwd=tmp_path).out
-    assert "already finished, skipped" in line
+    assert "already finished, skipped" in fedbench_in_this_process(*alone, cwd=tmp_path).out[-1]
 
     params = {"defense": "krum,flame", "defense.flame.noise": "0.001,0.01"}
     content = {
@@ -743,5 +746,5 @@ def test_settings_of_one_plugin_in_a_sweep_are_those_of_single_runs(tmp_path: Pa
     file = ["--config-dir", ".", "--config-name", "mine"]
     ended = fedbench_in_this_process(*file, "attack.omniscient=false", *small, cwd=tmp_path)
     assert (ended.code, ended.err) == (0, [])
-    assert sum("already finished, skipped" in line for line in ended.out) == 3
+    assert "3 of 3 runs already finished" in ended.out
     assert run_folders(tmp_path / "runs") == folders

@@ -397,6 +397,8 @@ def test_gradients_are_clipped_where_training_would_diverge() -> None:
     assert config("non_iid=0.98", "n_clients=5").clip_grad is None
     assert config("non_iid=1", "n_clients=5", "partition=dirichlet").clip_grad is None
     assert config("non_iid=1", "n_clients=5", "clip_grad=null").clip_grad is None
+    assert config("non_iid=1", "n_clients=5", "pretrain_non_iid=0").clip_grad is None
+    assert config("non_iid=0", "n_clients=5", "pretrain_non_iid=1").clip_grad == 1
     assert config("clip_grad=3").clip_grad == 3
     assert run_id("clip_grad=null") == run_id("clip_grad=auto")
     for wrong in ("abc", "0", "-1", "true", "inf", "nan", "[1]"):

@@ -56,7 +56,8 @@ def test_a_finished_run_is_uploaded_in_full(
     url = f"{server.url}/{ENTITY}/fedbench/runs/pilot-{run.name}"
     assert capsys.readouterr() == (f"{run}  2 rounds, {url}\n", "")
     sent = server.runs[f"pilot-{run.name}"]
-    assert sent.name == "krum constrain_and_scale pmr=0.2 seed=0"
+    changed = "n_clients=6 rounds=2 pretrain_rounds=1 local_epochs=1"
+    assert sent.name == f"krum constrain_and_scale pmr=0.2 {changed} seed=0"
     assert (sent.group, sent.project) == ("pilot", "fedbench")
     assert sent.tags == ["krum", "constrain_and_scale", "fmnist_sample"]
     assert sent.config["n_clients"] == 6

@@ -30,7 +30,12 @@ from end_to_end import (
     wait,
 )
 
+from fedbench import single_run
+from fedbench.composition import compose
 from fedbench.config import RunConfig
+from fedbench.data import Dataset
+from fedbench.engine import launch
+from fedbench.multirun import resources
 from fedbench.plan import Plan
 
 pytestmark = pytest.mark.slow
@@ -425,20 +430,29 @@ def rounds_without_time(folder: Path) -> list[dict[str, Any]]:
     return [{**record, "seconds": None} for record in rounds(folder)]
 
 
+def test_pretraining_uses_the_cores_of_the_runs_that_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: Dataset
+) -> None:
+    devices: list[int] = []
+    monkeypatch.setattr(launch, "launch", lambda executor, n, *rest: devices.append(n))
+    monkeypatch.setattr(resources, "n_cores", lambda: 4)
+    plan = Plan.of(compose([f"out={tmp_path}", "tracker=none", "local_epochs=100"]))
+    for n_parallel, n_pretraining in ((4, 1), (4, 2), (4, 4), (1, 1)):
+        monkeypatch.setenv(resources.PARALLEL, str(n_parallel))
+        monkeypatch.setenv(resources.PRETRAINING, str(n_pretraining))
+        single_run._pretrain_on_more(plan, sample)
+    assert devices == [4, 2]  # otherwise the run itself pretrains, on its own cores
+
+
 def test_a_sweep_uses_all_cores_for_pretraining_and_for_its_last_run(tmp_path: Path) -> None:
     """Meanwhile other runs wait, or have finished. Model and results equal those of one process."""
     long = ["local_epochs=5", "rounds=4"]  # 250,000 labels
     sweep = ["-m", *long, "defense=fedavg,median,krum", "hydra.launcher.n_jobs=2"]
     ended = succeed(*sweep, cwd=tmp_path, env={"LOKY_MAX_CPU_COUNT": "2"})
     if (os.cpu_count() or 1) >= 2:
-        (printed,) = (line for line in ended.out if "pretraining: " in line)
-        assert printed.endswith("pretraining: sequential on 2 processes")
-        starts = [line for line in ended.out if re.search("  sequential on . process", line)]
-        assert sorted(re.split(" constrain| on ", line)[0::2] for line in starts) == [
-            ["fedavg", "1 process"],
-            ["krum", "2 processes"],
-            ["median", "1 process"],
-        ]
+        folders = run_folders(tmp_path / "runs")
+        processes = {f.name.partition("-")[0]: summary(f)["processes"] for f in folders}
+        assert processes == {"fedavg": 1, "krum": 2, "median": 1}
     assert not any("stopped" in line for line in ended.out)
     alone = run_on(1, *long, "defense=krum", cwd=tmp_path)
     assert result(tmp_path / "runs" / "default" / alone.name) == result(alone)

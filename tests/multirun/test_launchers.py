@@ -47,9 +47,10 @@ def plans(tmp_path: Path, n: int, **executor: Any) -> list[Any]:
     """Runs that have not started."""
     config = RunConfig(pretrain_rounds=0)
     settings = Sequential(accelerator="cpu", **executor)
+    folders = [RunDir(tmp_path / str(i)) for i in range(n)]
     return [
-        SimpleNamespace(folder=RunDir(tmp_path / str(i)), config=config, executor=settings)
-        for i in range(n)
+        SimpleNamespace(folder=f, finished=f.finished, config=config, executor=settings)
+        for f in folders
     ]
 
 
