@@ -221,7 +221,7 @@ class WandbSession(Session):
 
     def _remove_earlier_folders(self, complete: Path) -> None:
         """Delete the W&B folders of interrupted attempts, now that one has every round."""
-        for folder in complete.parent.glob(f"*run-*-{self.id}"):
+        for folder in complete.parent.glob("*run-*"):  # all of this run
             if folder.name != complete.name:
                 shutil.rmtree(folder, ignore_errors=True)
 
