@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import nn
+from wandb_records import KEY
+from wandb_server import WandbServer, wandb_server
 
 from fedbench.attack import ATTACKS, Attack
 from fedbench.backdoor import BACKDOORS, Backdoor
@@ -106,3 +108,12 @@ def logged_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(tmp_path / "home"))
     for name in ("CONFIG", "CACHE", "DATA"):
         monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "home" / name.lower()))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    """A W&B server to which the user is logged in."""
+    with wandb_server() as running:
+        monkeypatch.setenv("WANDB_BASE_URL", running.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        yield running

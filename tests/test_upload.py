@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import yaml
 from end_to_end import fedbench_in_this_process, rounds, run_folder
 from filelock import FileLock
 from wandb_records import KEY, stored
-from wandb_server import ENTITY, WandbServer, wandb_server
+from wandb_server import ENTITY, WandbServer
 
 from fedbench.report.tracking import RunInfo, Wandb
 from fedbench.upload import config_of, main
@@ -32,15 +31,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "runs" / "pilot" / finished.name))
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    """A server to which the user is logged in."""
-    with wandb_server() as running:
-        monkeypatch.setenv("WANDB_BASE_URL", running.url)
-        monkeypatch.setenv("WANDB_API_KEY", KEY)
-        yield running
 
 
 def with_tracker(run: Path, **settings: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import tempfile
 from multiprocessing import forkserver, resource_tracker
 
 from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
@@ -17,17 +18,19 @@ PRELOADED = [
     "fedbench.engine.launch",
 ]
 
+LONGEST_FOLDER = 70  # bytes of a path; Linux allows 107 for a socket, and Python appends 32
 TRACKER_FILTER = "ignore:resource_tracker:UserWarning"
 
 
 def prepare() -> None:
     """Start a server that imports what runs need, while this process checks the sweep.
 
-    Workers are forked from it and skip these imports. Forks are safe on Linux only; elsewhere each
-    worker imports everything itself.
+    Workers are forked from it and skip these imports. Forks are safe on Linux only; elsewhere, and
+    if the path of the temporary folder is too long for the server's socket, each worker imports
+    everything itself.
     """
     _start_silent_trackers()
-    if sys.platform == "linux":
+    if sys.platform == "linux" and len(os.fsencode(tempfile.gettempdir())) <= LONGEST_FOLDER:
         context.set_start_method("forkserver", force=True)
         multiprocessing.set_forkserver_preload(PRELOADED)
         forkserver.ensure_running()

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from end_to_end import succeed
 
 from fedbench.multirun import worker_pool
 
@@ -89,3 +90,11 @@ def test_killed_workers_cause_no_warning_about_semaphores(tmp_path: Path) -> Non
     script.write_text(KILLED_WORKER)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == (f"{-signal.SIGKILL}\n", "")
+
+
+@pytest.mark.slow
+def test_a_sweep_works_with_a_temporary_folder_too_long_for_sockets(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    sweep = ["-m", "defense=krum,median", "rounds=1", "hydra.launcher.n_jobs=2"]
+    succeed(*sweep, cwd=tmp_path, env={"TMPDIR": str(folder)})

@@ -11,28 +11,19 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from end_to_end import rounds, run_folders, start, succeed, wait
-from wandb_records import KEY, record, stored, track, wait_until_gone
-from wandb_server import WandbServer, wandb_server
+from wandb_records import record, stored, track, wait_until_gone
+from wandb_server import WandbServer
 
 TESTS = Path(__file__).parents[1]
 RUN = "table3-4f2a"
 N_ROUNDS = 6
 
 pytestmark = pytest.mark.usefixtures("logged_out")
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    """A server to which the user is logged in."""
-    with wandb_server() as running:
-        monkeypatch.setenv("WANDB_BASE_URL", running.url)
-        monkeypatch.setenv("WANDB_API_KEY", KEY)
-        yield running
 
 
 def script(body: str) -> list[str]:
@@ -188,9 +179,9 @@ def test_a_killed_sweep_is_complete_in_wandb_and_says_so_once(
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     wait(process)
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    ended = succeed(*command, cwd=tmp_path, env=env | {"TMPDIR": str(temporary)})
+    with TemporaryDirectory() as temporary:
+        ended = succeed(*command, cwd=tmp_path, env=env | {"TMPDIR": temporary})
+        assert not [path for path in Path(temporary).rglob("*") if "inductor" not in str(path)]
     said = [line for line in ended.out if "wandb" in line]
     assert said == [f"wandb: online, {server.url}/tester/fedbench, group pilot"]
     assert len(server.runs) == 3
@@ -200,7 +191,6 @@ def test_a_killed_sweep_is_complete_in_wandb_and_says_so_once(
         assert [row["MA"] for row in run.history] == [line["MA"] for line in rounds(folder)]
         assert run.exit_code == 0
         assert len([*folder.glob("wandb/*run-*")]) == 1
-    assert not [path for path in temporary.rglob("*") if "inductor" not in str(path)]
 
 
 def begun(out: Path) -> list[Path]:
