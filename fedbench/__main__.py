@@ -44,8 +44,9 @@ def compose_and_run(composed: DictConfig) -> None:
 
 def _report(error: Exception) -> None:
     """Print the error and exit, unless the run belongs to a sweep: then the other runs go on."""
-    print_error(error)
-    if not HydraConfig.initialized() or HydraConfig.get().mode == RunMode.RUN:
+    in_sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    print_error(error, brief=in_sweep)  # a traceback would bury the other runs; a file keeps it
+    if not in_sweep:
         sys.exit(1)
 
 

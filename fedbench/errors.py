@@ -135,12 +135,14 @@ def _is_installed(path: Path) -> bool:
     return not INSTALLED.isdisjoint(path.parts)
 
 
-def print_error(error: BaseException) -> None:
-    """Print a user error in one line, any other error with its traceback.
+def print_error(error: BaseException, brief: bool = False) -> None:
+    """Print a user error in one line, any other error with its traceback, unless `brief`.
 
-    FEDBENCH_TRACEBACK=1 shows the traceback of both.
+    FEDBENCH_TRACEBACK=1 shows the traceback of all.
     """
     line = one_line(error)
+    if line is None and brief:
+        line = PREFIX + failure(error)
     if line is None or os.environ.get("FEDBENCH_TRACEBACK") == "1":
         traceback.print_exception(error)
     else:

@@ -553,6 +553,9 @@ def test_a_failing_run_does_not_stop_a_sweep_of_plugins(tmp_path: Path, plugins:
     ended = fedbench(*sweep, cwd=work, env=plugins.env)
     assert ended.code not in (0, None)
     assert "RuntimeError: boom in round 1" in ended.err[-1]
+    (line,) = (line for line in ended.err if line.startswith("fedbench: "))
+    assert "RuntimeError: boom in round 1 (" in line
+    assert not any(line.startswith("Traceback") for line in ended.err)
     rows = [line.split() for line in ended.out if line.startswith((" boom ", " smallest "))]
     assert [row[:2] for row in rows[:1]] == [["boom", "failed"]]
     assert (rows[1][0], len(rows[1])) == ("smallest", 7)
