@@ -22,9 +22,7 @@ from fedbench.errors import INSTALLED, STDLIB, UserError
 # Packages of fedbench whose modules count as code of a plugin. The rest of fedbench has
 # `config.RESULTS_VERSION`.
 PLUGIN_PACKAGES = ("fedbench.defenses", "fedbench.attacks", "fedbench.backdoors")
-LARGE = (
-    2**26
-)  # bytes of a file whose digest is kept on disk; reading them takes a tenth of a second
+LARGE = 2**26  # bytes of a file whose digest is kept on disk; reading takes a tenth of a second
 
 
 class Plugin:

@@ -144,13 +144,10 @@ class Plan:
 
     def finished(self) -> Record | None:
         """The summary of the run if it has finished, and not before a command with `rerun`."""
-        summary = self.folder.finished()
-        return None if summary is not None and self.is_outdated else summary
+        return None if self.starts_over(self.folder.config_file) else self.folder.finished()
 
-    @property
-    def is_outdated(self) -> bool:
-        """Whether an earlier command started the run and this one, with `rerun`, starts it over."""
-        path = self.folder.config_file
+    def starts_over(self, path: Path) -> bool:
+        """Whether an earlier command wrote a file and this one, with `rerun`, replaces it."""
         return self.config.rerun and path.exists() and path.stat().st_mtime < started_at()
 
     def shorter(self) -> Iterator[RunDir]:

@@ -17,7 +17,6 @@ from fedbench.results.checkpoint import (
     next_round_of,
     save_checkpoint,
 )
-from fedbench.results.provenance import started_at
 
 if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
     from fedbench.federation import Federation
@@ -41,7 +40,7 @@ def is_due(plan: Plan) -> bool:
     if plan.config.pretrained is not None or not plan.config.pretrain_rounds:
         return False
     path = _path(plan)
-    return not path.exists() or _is_outdated(path, plan) or next_round_of(path) < 0
+    return not path.exists() or plan.starts_over(path) or next_round_of(path) < 0
 
 
 @contextmanager
@@ -54,7 +53,7 @@ def exclusive(plan: Plan) -> Iterator[None]:
 def train(plan: Plan, federation: Federation, display: RunDisplay) -> Checkpoint:
     """Train the remaining benign rounds, saving each; call this while `exclusive`."""
     config, path = plan.config, _path(plan)
-    start_over = not path.exists() or _is_outdated(path, plan)
+    start_over = not path.exists() or plan.starts_over(path)
     state = federation.initial() if start_over else load_checkpoint(path, federation.device)
     if state.next_round < 0:
         federation.ranks.on_trained = display.trained
@@ -68,11 +67,6 @@ def train(plan: Plan, federation: Federation, display: RunDisplay) -> Checkpoint
 
 def _path(plan: Plan) -> Path:
     return Path(plan.config.out, ".pretrained", f"{plan.pretrain_id}.pt")
-
-
-def _is_outdated(path: Path, plan: Plan) -> bool:
-    """Whether `rerun=true` replaces the model: a command before this one has trained it."""
-    return plan.config.rerun and path.stat().st_mtime < started_at()
 
 
 def _load(path: str, federation: Federation) -> Checkpoint:

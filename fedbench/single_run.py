@@ -168,7 +168,7 @@ def _finished(plan: Plan) -> Record | None:
 def _start_over_or_continue(plan: Plan) -> None:
     """Delete the earlier attempt with `rerun`; otherwise continue a run with fewer rounds."""
     folder, config = plan.folder, plan.config
-    if plan.is_outdated:
+    if plan.starts_over(folder.config_file):
         with folder.locked():
             folder.clear()
     elif not config.rerun and (shorter := [*plan.shorter()]):
