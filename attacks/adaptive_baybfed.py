@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -41,6 +42,8 @@ KAPPA = 10.0
 @dataclass(frozen=True)
 class AdaptiveBayBFed(ScaledBackdoorAttack):
     """Train a backdoor whose base measure matches that of a clean model."""
+
+    adaptive_to: ClassVar[tuple[str, ...]] = ("baybfed",)
 
     alpha: float = 0.5  # weight of the task loss
 

@@ -73,7 +73,7 @@ class Auror(Defense):
             indicative = indicative | (gaps > self.alpha)
         counts = (minority & indicative).sum(dim=1)
         shares = counts.double() / indicative.sum().clamp_min(1)  # [N]
-        return mean_of(updates, shares <= self.tau, shares), indicative
+        return mean_of(updates, shares <= self.tau, shares, self.tau), indicative
 
 
 def _gaps_and_minority(values: Tensor) -> tuple[Tensor, Tensor]:

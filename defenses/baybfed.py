@@ -263,7 +263,8 @@ class BayBFed(Defense):
         in_order = [clients[row] for row in view.client_ids.argsort().tolist()]
         for client, score, number in self._crp_jensen(in_order, context):
             scores[client.row], joined[client.row] = score, number
-        outcome = mean_of(updates, self._detect_filter(scores), scores)
+        kept, threshold = self._detect_filter(scores)
+        outcome = mean_of(updates, kept, scores, threshold)
         rows = [[*cluster, number] for number, cluster in clusters.items()]
         return replace(outcome, details={"cluster": joined, "base_measure": h}), {
             "clusters": torch.tensor(rows, dtype=torch.float64).reshape(-1, 4),
@@ -287,13 +288,13 @@ class BayBFed(Defense):
             for client, (max_jd, _), number in zip(turn, found, numbers, strict=True):
                 yield client, max_jd, number
 
-    def _detect_filter(self, scores: Tensor) -> Tensor:
-        """Algorithm 2: mask [N] of the clients to keep."""
+    def _detect_filter(self, scores: Tensor) -> tuple[Tensor, float | None]:
+        """Algorithm 2: mask [N] of the clients to keep, and the score that none of them exceeds."""
         close = (scores[:, None] - scores).abs() <= SAME * scores  # [N, N]
-        unique = close.sum(dim=0) == 1  # close to itself only
-        if self.threshold == "mean":
-            low = scores < scores.mean()
-        else:
+        unique, text = close.sum(dim=0) == 1, self.filter == "text"  # unique: close to itself only
+        low = scores < scores.mean()
+        if self.threshold == "groups":
             low = torch.zeros_like(unique)
             low[unique] = numerics.outside_upper_group(scores[unique], self.separation, self.spread)
-        return low & unique if self.filter == "text" else low | unique
+        kept = low & unique if text else low | unique
+        return kept, float(scores.mean()) if text and self.threshold == "mean" else None

@@ -60,7 +60,7 @@ class Flame(Defense):
         bound = median(norms)  # S
         update = clipped_sum(updates, weights, norms, bound)
         update += (self.noise * bound).to(updates.dtype) * gaussian(update, view.rng)
-        return Aggregate(update, weights, kept, scores), state
+        return Aggregate(update, weights, kept, scores, float(scores.min())), state
 
 
 def _majority_heights(distances: Tensor) -> Tensor:

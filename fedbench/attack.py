@@ -92,6 +92,13 @@ class Attack(Plugin):
     version: ClassVar[int] = 1  # increase it when the same input gives a different output
     active: ClassVar[bool] = True  # False: malicious clients behave honestly
     trains: ClassVar[bool] = True  # False: clients skip training; `craft` receives a zero update
+    adaptive_to: ClassVar[tuple[str, ...]] = ()  # defenses that the attack was designed to evade
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        declared = cls.adaptive_to
+        if not isinstance(declared, tuple) or not all(isinstance(d, str) for d in declared):
+            raise TypeError(f"adaptive_to must be a tuple of names of defenses, got {declared!r}")
 
     @property
     def exemptions(self) -> Mapping[str, str]:

@@ -41,6 +41,7 @@ class Aggregate:
     weights: Tensor  # [N] each client's share of the update; 0 for rejected clients
     accepted: Tensor | None = None  # [N] bool; None if the defense does not judge clients
     scores: Tensor | None = None  # [N] higher is more suspicious
+    threshold: float | None = None  # if the rule has one: no accepted client scores above it
     details: Mapping[str, Tensor] = field(default_factory=dict)  # more [N] to record, by name
 
 
@@ -87,13 +88,15 @@ class Defense(Plugin, ABC):
 DEFENSES: Registry[Defense] = Registry("defense", "fedbench.defenses")
 
 
-def mean_of(updates: Tensor, accepted: Tensor, scores: Tensor | None = None) -> Aggregate:
+def mean_of(
+    updates: Tensor, accepted: Tensor, scores: Tensor | None = None, threshold: float | None = None
+) -> Aggregate:
     """Average the accepted rows; the update is zero if there are none."""
     n_accepted = int(accepted.sum())
     accepted = accepted.to(updates.device)
     weights = accepted.to(updates.dtype) / max(n_accepted, 1)  # [N]
     update = updates.mean(dim=0) if n_accepted == len(updates) else weights @ updates  # [P]
-    return Aggregate(update, weights, accepted, scores)
+    return Aggregate(update, weights, accepted, scores, threshold)
 
 
 def weighted_mean(updates: Tensor, shares: Tensor, scores: Tensor) -> Aggregate:

@@ -89,8 +89,10 @@ class Federation:
         clock.lap("evaluate")
         clients = client_records(round_.participants, aggregate, screened)
         clock.lap("record")
-        pdr = self.config.pdr_in(round_.index)
-        return end, round_record(round_, pdr, applied, accuracies, clients, clock.seconds)
+        pdr, threshold = self.config.pdr_in(round_.index), aggregate.threshold
+        return end, round_record(
+            round_, pdr, applied, accuracies, threshold, clients, clock.seconds
+        )
 
     def _select(self, start: Checkpoint) -> Round:
         participants = self.rank_context.selection.select(start.next_round)
@@ -121,8 +123,8 @@ class Federation:
             return values.new_zeros(n).index_copy(0, passed, values)
 
         accepted, scores = aggregate.accepted, aggregate.scores
-        return Aggregate(
-            update=aggregate.update,
+        return replace(
+            aggregate,
             weights=spread(aggregate.weights),
             accepted=None if accepted is None else spread(accepted),
             scores=None if scores is None else spread(scores),
@@ -188,8 +190,11 @@ def _checked(aggregate: Aggregate, updates: Tensor) -> Aggregate:
             raise UserError(f"the defense's {name} must be of shape {shape}, got {found}")
         if name != "update" and value.isnan().any():
             raise UserError(f"the defense's {name} must not be NaN, got {value.tolist()}")
-    accepted, scores = aggregate.accepted, aggregate.scores
-    return Aggregate(
+    accepted, scores, threshold = aggregate.accepted, aggregate.scores, aggregate.threshold
+    if threshold is not None and not isinstance(threshold, int | float):
+        raise UserError(f"the defense's threshold must be a number or None, got {threshold!r}")
+    return replace(
+        aggregate,
         update=aggregate.update.to(updates),
         weights=aggregate.weights.to(updates),
         accepted=None if accepted is None else accepted.to(updates.device, torch.bool),

@@ -12,15 +12,14 @@ from torch import nn
 from fedbench import pretraining
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
+from fedbench.display import run_events
+from fedbench.display.console import Display
+from fedbench.display.run_display import RunDisplay, SweepDisplay
 from fedbench.errors import UserError
 from fedbench.multirun import resources
 from fedbench.multirun.parent_watch import exit_with_parent
 from fedbench.plan import Plan
-from fedbench.report import run_events
-from fedbench.report.console import Display
 from fedbench.report.partition_figure import PARTITION_FILE, write_partition_figure
-from fedbench.report.run_display import RunDisplay, SweepDisplay
-from fedbench.report.tracking import RunInfo, Session
 from fedbench.results.checkpoint import Checkpoint
 from fedbench.results.continuation import continue_shorter
 from fedbench.results.origin import Origin
@@ -28,6 +27,7 @@ from fedbench.results.provenance import has_changed_since, provenance
 from fedbench.results.run_dir import Record
 from fedbench.results.summary import summarise
 from fedbench.rng import derive, seeded
+from fedbench.tracking.trackers import RunInfo, Session
 
 if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print before that
     from lightning.fabric import Fabric
@@ -219,6 +219,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
         open_session = partial(plan.tracker.open, about, resources.once_per_sweep(display.say))
 
         def end(summary: Record) -> Record:
+            summary |= {"adaptive_to": [*plan.attack.adaptive_to]}  # for the report
             summary |= provenance(federation.ranks.fabric.world_size, plan.executor.threads)
             folder.finish(summary)
             (session or open_session()).finish(summary)

@@ -50,6 +50,25 @@ def updates_of(federation: Federation) -> Tensor:
     return end.defense_state["updates"]
 
 
+def test_a_round_records_the_threshold(federation: Make) -> None:
+    _, record = federation(DEFENSES.build({"name": "auror", "tau": 0.25})).round(
+        start(federation())
+    )
+    assert record["threshold"] == 0.25
+    _, record = federation(RecordingFedAvg()).round(start(federation()))
+    assert record["threshold"] is None
+
+
+def test_a_threshold_that_is_no_number_is_a_user_error(federation: Make) -> None:
+    class Wrong(RecordingFedAvg):
+        def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
+            outcome, state = super().aggregate(updates, state, view)
+            return replace(outcome, threshold=torch.tensor([1.0])), state
+
+    with pytest.raises(UserError, match="threshold must be a number or None"):
+        federation(Wrong()).round(start(federation()))
+
+
 def test_same_seed_gives_the_same_bits(federation: Make) -> None:
     first, second = (
         federation(RecordingFedAvg()).round(start(federation(RecordingFedAvg()))) for _ in range(2)

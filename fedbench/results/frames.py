@@ -118,7 +118,8 @@ def _long(
 
 
 def _round_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    plain = ("round", "attacked", "pdr", "applied", "MA", "BA", "TPR", "TNR", "AUC", *STEALTH)
+    rates = ("MA", "BA", "TPR", "TNR", "AUC")
+    plain = ("round", "attacked", "pdr", "applied", *rates, "threshold", *STEALTH)
     seconds: dict[str, float] = record.get("seconds", {})
     return {
         **{key: record.get(key) for key in plain},

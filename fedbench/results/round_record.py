@@ -17,6 +17,7 @@ def round_record(
     pdr: float,
     applied: bool,
     accuracies: tuple[float | None, Sequence[float | None]],
+    threshold: float | None,
     clients: list[Record],
     seconds: dict[str, float],
 ) -> Record:
@@ -35,6 +36,7 @@ def round_record(
         "TPR": tpr,
         "TNR": tnr,
         "AUC": auc([c["score"] for c in scored], [c["malicious"] for c in scored]),
+        "threshold": threshold,
         **stealth(clients),
         "BA_by_backdoor": {str(i): value for i, value in enumerate(ba)},
         "seconds": seconds,

@@ -34,11 +34,26 @@ def verify_result(outcome: Aggregate, updates: Tensor) -> None:
         verify_tensor("scores", outcome.scores, (n,))
         floating = outcome.scores.is_floating_point()
         assert floating, f"scores must be floating point, got {outcome.scores.dtype}"
+    if outcome.threshold is not None:
+        verify_threshold(outcome)
     mapping = isinstance(outcome.details, Mapping)
     assert mapping, f"details must map names to tensors [N], got {outcome.details!r}"
     for name, values in outcome.details.items():
         assert isinstance(name, str), f"names in details must be strings, got {name!r}"
         verify_tensor(f"details[{name!r}]", values, (n,))
+
+
+def verify_threshold(outcome: Aggregate) -> None:
+    """Fail unless the threshold is a finite number that no accepted client exceeds."""
+    scores, accepted = outcome.scores, outcome.accepted
+    number = type(outcome.threshold) in (int, float)
+    threshold = float(outcome.threshold) if number and outcome.threshold is not None else math.nan
+    finite = math.isfinite(threshold)
+    assert finite, f"threshold must be a finite number or None, got {outcome.threshold!r}"
+    assert scores is not None, "a threshold needs scores"
+    assert accepted is not None, "a threshold needs accepted"
+    above = scores[accepted.to(scores.device) & (scores > threshold)].tolist()
+    assert not above, f"no accepted client may score above threshold {threshold}, got {above[:1]}"
 
 
 def verify_tensor(

@@ -138,6 +138,7 @@ def test_by_hand() -> None:
     outcome = auror(rows, alpha=2.0)
     assert scores_of(outcome) == pytest.approx([1 / 3, 0, 0, 1 / 3, 2 / 3])
     assert accepted_by(outcome) == [True, True, True, True, False]
+    assert outcome.threshold == 0.5
     assert outcome.weights.tolist() == [0.25, 0.25, 0.25, 0.25, 0]
     assert outcome.update.tolist() == [11 / 4, 0, 7, 5]
 

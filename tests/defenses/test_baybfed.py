@@ -260,6 +260,8 @@ def test_filter(wanted: list[float], text: list[int], pseudocode: list[int]) -> 
         outcome, _ = first_round(updates, doubles([0, 0, 0, 1])[0], FAR, filter=option, **options)
         assert [200 * s for s in scores_of(outcome)] == pytest.approx(wanted, rel=1e-11)
         assert kept_by(outcome) == expected
+        mean = sum(scores_of(outcome)) / len(wanted)
+        assert outcome.threshold == (pytest.approx(mean) if option == "text" else None)
         total = updates[expected].mean(dim=0) if expected else torch.zeros(4).double()
         assert torch.allclose(outcome.update, total, rtol=1e-12)
 

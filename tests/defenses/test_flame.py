@@ -160,6 +160,7 @@ def test_by_hand() -> None:
     outcome = flame(rows, start)
     assert kept_by(outcome) == [0, 1, 3]
     assert scores_of(outcome) == pytest.approx([0.292893, 0.292893, 0.552786, 0.292893, 0.683772])
+    assert outcome.threshold == pytest.approx(0.292893)
     assert outcome.update.tolist() == pytest.approx([2 / 3, 1 / 3])
     assert outcome.weights.tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3, 0])
     # Without the third, 3 of 4 are needed: the same ones. Norms 0, 1, 4, 2: S = (1 + 2) / 2.

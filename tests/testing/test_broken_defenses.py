@@ -242,6 +242,14 @@ def nan_weights(result: Aggregate) -> Aggregate:
     return replace(result, weights=result.weights * math.nan, accepted=None)
 
 
+def nan_threshold(result: Aggregate) -> Aggregate:
+    return replace(result, scores=result.weights.double(), threshold=math.nan)
+
+
+def exceeded_threshold(result: Aggregate) -> Aggregate:
+    return replace(result, scores=torch.ones(len(result.weights)).double(), threshold=0.5)
+
+
 BROKEN: list[tuple[Defense, str, str]] = [  # rule, the check that it fails, part of the reason
     (NotFrozen(), "plugin_class", "@dataclass(frozen=True)"),
     (OldVersion(), "plugin_class", "version must be an int, at least 1, got 0"),
@@ -263,6 +271,9 @@ BROKEN: list[tuple[Defense, str, str]] = [  # rule, the check that it fails, par
     (Returns(change=lambda r: replace(r, accepted=r.weights)), "result", "must have dtype"),
     (Returns(change=lambda r: replace(r, scores=r.accepted)), "result", "must be floating point"),
     (Returns(change=lambda r: replace(r, details={"a": 1})), "result", "details['a'] must be a"),
+    (Returns(change=lambda r: replace(r, threshold=0.5)), "result", "a threshold needs scores"),
+    (Returns(change=nan_threshold), "result", "threshold must be a finite number or None, got nan"),
+    (Returns(change=exceeded_threshold), "result", "score above threshold 0.5, got [1.0]"),
     (InPlace(), "inputs", "aggregate modified updates in place; clone it first"),
     (ClipsGlobalModel(), "inputs", "modified global_params in place"),
     (SetAsState(), "state", "lists and tuples of these, got set"),
