@@ -18,9 +18,9 @@ from fedbench import __version__
 from fedbench.command_line import COMMANDS, hydra_arguments, split
 from fedbench.config import RunConfig, register_schema
 from fedbench.default_settings import origin_of
+from fedbench.display.console import announce_start
+from fedbench.display.run_events import relayed
 from fedbench.errors import UserError, print_error
-from fedbench.report.console import announce_start
-from fedbench.report.run_events import relayed
 from fedbench.results.origin import title
 from fedbench.results.provenance import announce_command
 from fedbench.results.settings import flat

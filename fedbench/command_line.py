@@ -22,8 +22,9 @@ from fedbench.plugin_configs import config_groups, options_of
 COMMANDS = {
     "run": ("fedbench.__main__", "run or, with -m, sweep; `run` may be left out"),
     "list": ("fedbench.plugin_list", "list defenses, attacks, backdoors, data sets, models"),
-    "report": ("fedbench.report.__main__", "print the table of finished runs"),
+    "report": ("fedbench.report.__main__", "make tables, figures and a page of runs"),
     "upload": ("fedbench.upload", "send finished runs to Weights & Biases"),
+    "dashboard": ("fedbench.dashboard", "make a workspace and a report page in W&B"),
     "preview": ("fedbench.preview", "draw clean and poisoned samples of an attack"),
     "testing": ("fedbench.testing.__main__", "check your own defense, attack or backdoor"),
     "selfcheck": ("fedbench.selfcheck.__main__", "compare the GPUs and processes of this machine"),

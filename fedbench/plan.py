@@ -18,11 +18,11 @@ from fedbench.digests import file_digest, plugin_digest
 from fedbench.engine.executors import EXECUTORS, Executor
 from fedbench.errors import UserError
 from fedbench.models import MODELS, Model
-from fedbench.report.tracking import TRACKERS, Tracker
 from fedbench.results.origin import Origin, title
 from fedbench.results.provenance import started_at
 from fedbench.results.run_dir import Record, RunDir
 from fedbench.results.settings import flat
+from fedbench.tracking.trackers import TRACKERS, Tracker
 
 
 @dataclass(frozen=True)

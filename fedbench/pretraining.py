@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedbench.display.run_display import RunDisplay
 from fedbench.errors import UserError
-from fedbench.report.run_display import RunDisplay
 from fedbench.results.atomic_files import locked
 from fedbench.results.checkpoint import (
     Checkpoint,

@@ -20,10 +20,10 @@ from rich.console import Console
 from fedbench.backdoor import BackdoorContext, prepare_all
 from fedbench.composition import compose
 from fedbench.data import Kind, Spec
+from fedbench.display.console import Display
 from fedbench.errors import UserError, nearest, print_error
 from fedbench.plan import Plan
 from fedbench.pretraining import pretrained
-from fedbench.report.console import Display
 from fedbench.report.plotting import save_png
 from fedbench.report.preview_samples import ImagePreview, SequencePreview
 from fedbench.single_run import build_rank_context

@@ -15,11 +15,11 @@ from filelock import Timeout
 
 from fedbench.config import RunConfig
 from fedbench.errors import UserError
-from fedbench.report.tracking import MODES, TRACKERS, RunInfo, Wandb
-from fedbench.report.wandb_session import WandbSession
 from fedbench.results.origin import title
 from fedbench.results.run_dir import RunDir
 from fedbench.results.run_reader import RunResult, read_rounds, read_runs
+from fedbench.tracking.trackers import MODES, TRACKERS, RunInfo, Wandb
+from fedbench.tracking.wandb_session import WandbSession
 
 FINISH_TIMEOUT = 600.0  # seconds; nothing else waits for an upload
 ENDED = ("finished", "failed")
@@ -111,24 +111,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fedbench.upload: {error}", file=sys.stderr)
         return 2
     try:
-        return _send_all(upload, runs)
+        return 0 if send_all(upload, runs, "fedbench.upload") else 1
+    except UnreachableError as error:
+        print(f"fedbench.upload: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 
 
-def _send_all(upload: Upload, runs: Sequence[RunResult]) -> int:
-    """Print a line per run; return 1 if one could not be sent."""
-    code = 0
+def send_all(upload: Upload, runs: Sequence[RunResult], command: str) -> bool:
+    """Print a line per run; return whether all could be sent, apart from those not yet ended."""
+    complete = True
     for run in runs:
         try:
             print(f"{run.folder}  {_send_or_skip(upload, run)}", flush=True)
-        except UnreachableError as error:
-            print(f"fedbench.upload: {error}", file=sys.stderr)
-            return 1
+        except UnreachableError:
+            raise
         except (UserError, OSError, ValueError) as error:
-            print(f"fedbench.upload: {run.folder}: {error}", file=sys.stderr)
-            code = 1
-    return code
+            print(f"{command}: {run.folder}: {error}", file=sys.stderr)
+            complete = False
+    return complete
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from filelock import FileLock
 from wandb_records import KEY, stored
 from wandb_server import ENTITY, WandbServer
 
-from fedbench.report.tracking import RunInfo, Wandb
+from fedbench.tracking.trackers import RunInfo, Wandb
 from fedbench.upload import config_of, main
 
 pytestmark = pytest.mark.usefixtures("logged_out")
@@ -50,13 +50,29 @@ def test_a_finished_run_is_uploaded_in_full(
     assert sent.name == f"krum constrain_and_scale pmr=0.2 {changed} seed=0"
     assert (sent.group, sent.project) == ("pilot", "fedbench")
     assert sent.tags == ["krum", "constrain_and_scale", "fmnist_sample"]
-    assert sent.config["n_clients"] == 6
+    assert (sent.config["n_clients"], sent.config["defense"]) == (6, "krum")
+    assert (sent.config["dataset"], sent.config["pmr"]) == ("fmnist_sample", 0.2)
+    plain = {key: value for key, value in sent.config.items() if key != "_wandb"}
+    assert not [value for value in plain.values() if isinstance(value, dict | list)]
     assert [row["MA"] for row in sent.history] == [line["MA"] for line in rounds(run)]
     assert "partition" in sent.history[0]
     assert sent.summary["MA"] == rounds(run)[-1]["MA"]
+    assert sent.summary["MA_max"] == max(line["MA"] for line in rounds(run))
     assert sent.summary["clients"]["nrows"] == 2 * 6
     assert sent.exit_code == 0
     assert "requirements.txt" not in sent.files, "the packages of the machine that uploads"
+
+
+def test_the_defense_of_a_run_is_the_name_that_the_user_chose(
+    run: Path, server: WandbServer
+) -> None:
+    """`baybfed_literal` is a variant of `baybfed`; W&B must not average over both."""
+    origin = json.loads((run / "origin.json").read_text())
+    origin["choices"]["defense"] = "krum_variant"
+    (run / "origin.json").write_text(json.dumps(origin))
+    assert main([str(run)]) == 0
+    (sent,) = server.runs.values()
+    assert sent.config["defense"] == "krum_variant"
 
 
 def test_it_replaces_what_a_tracker_sent(run: Path, server: WandbServer) -> None:

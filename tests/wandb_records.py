@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbench.report.tracking import TRACKERS, RunInfo
+from fedbench.tracking.trackers import TRACKERS, RunInfo
 
 KEY = "0123456789" * 4
 SUMMARY = {"status": "finished", "MA": 0.7, "BA": 0.1, "TPR": None, "rounds": 2, "seconds": 3.5}
@@ -50,7 +50,7 @@ def record(index: int, judged: bool = True) -> dict[str, Any]:
 def info(
     directory: Path, run_id: str = "4f2a", n_earlier: int = 0, in_sweep: bool = False
 ) -> RunInfo:
-    config = {"pmr": 0.2, "defense": {"name": "krum", "f": None}}
+    config = {"pmr": 0.2, "defense": "krum", "defense__f": None}
     earlier = tuple(record(index) for index in range(n_earlier))
     tags = ("krum", "dba")
     return RunInfo(run_id, "krum pmr=0.2", "table3", tags, config, directory, earlier, in_sweep)

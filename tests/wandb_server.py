@@ -18,6 +18,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 ENTITY = "tester"
+VIEWER = {"id": "1", "entity": ENTITY, "username": ENTITY, "teams": {"edges": []}}
+PROJECT = {
+    "__typename": "Project",
+    "id": "1",
+    "name": "",
+    "entityName": ENTITY,
+    "createdAt": "2024-01-01T00:00:00",
+    "isBenchmark": False,
+    "user": None,
+}
 
 
 @dataclass
@@ -43,12 +53,28 @@ class ServerRun:
         return [row["_step"] for row in self.history]
 
 
+@dataclass
+class ServerView:
+    """A workspace (`project-view`) or a report (`runs`)."""
+
+    type: str
+    name: str
+    title: str
+    entity: str
+    project: str
+    spec: str
+    description: str = ""
+
+
 class WandbServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.runs: dict[str, ServerRun] = defaultdict(ServerRun)
+        self.views: dict[str, ServerView] = {}  # workspaces and reports by id
+        self.projects: set[str] = set()
+        self.refused = ""  # what a request to save a view is answered with, if not empty
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.down = False  # answer no request
         self.guard = threading.Lock()
@@ -69,11 +95,52 @@ class WandbServer(ThreadingHTTPServer):
         if operation == "ArtifactType":
             return {"project": None}
         if operation == "Viewer":
-            teams: dict[str, Any] = {"edges": []}
-            return {"viewer": {"id": "1", "entity": ENTITY, "username": ENTITY, "teams": teams}}
+            return {"viewer": VIEWER}
         if operation == "ServerFeaturesQuery":
             return {"serverInfo": {"features": []}}
+        return self._views(operation, variables)
+
+    def _views(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+        """Answer the requests of wandb-workspaces."""
+        if operation == "GetDefaultEntity":
+            return {"viewer": VIEWER}
+        if operation == "GetProjects":
+            edges = [{"node": PROJECT | {"name": name}} for name in sorted(self.projects)]
+            end = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
+            return {"models": {"pageInfo": end, "edges": edges}}
+        if operation == "CreateProject":
+            self.projects.add(variables["input"]["name"])
+            return {"upsertModel": {"project": PROJECT, "inserted": True}}
+        if operation in ("upsertView", "UpsertView2"):
+            return self._upsert_view(variables)
+        if operation == "SpecificReport":
+            known = variables["reportId"] in self.views
+            return {"view": {"id": variables["reportId"]} if known else None}
+        if operation == "View":
+            asked = variables["entityName"], variables["name"], variables["viewName"]
+            found = [i for i, v in self.views.items() if (v.entity, v.project, v.name) == asked]
+            return {"project": {"allViews": {"edges": [{"node": {"id": i}} for i in found]}}}
         return {}
+
+    def _upsert_view(self, variables: dict[str, Any]) -> dict[str, Any]:
+        if self.refused:
+            raise PermissionError(self.refused)
+        known = variables.get("id")
+        if known is not None and known not in self.views:
+            raise PermissionError("view not found")
+        project = {"id": "1", "name": variables["projectName"], "entityName": ENTITY}
+        view_id = known or f"view{len(self.views)}"
+        self.views[view_id] = ServerView(
+            variables["type"],
+            variables["name"],
+            variables["displayName"],
+            variables["entityName"],
+            variables["projectName"],
+            variables["spec"],
+            variables["description"],
+        )
+        view = {"id": view_id, "name": variables["name"], "project": project, "spec": "{}"}
+        return {"upsertView": {"view": view, "inserted": known is None}}
 
     def _resume(self, run_id: str) -> dict[str, Any] | None:
         """What a client learns that asks to resume a run."""
@@ -133,8 +200,11 @@ class Handler(BaseHTTPRequestHandler):
                 request = json.loads(body)
                 found = re.search(r"(?:query|mutation)\s+(\w+)", request["query"])
                 operation = found[1] if found else ""
-                data = self.server.answer(operation, request.get("variables") or {})
-                self._reply({"data": data})
+                try:
+                    data = self.server.answer(operation, request.get("variables") or {})
+                    self._reply({"data": data})
+                except PermissionError as error:
+                    self._reply({"data": None, "errors": [{"message": str(error)}]})
             else:
                 self.server.stream(self.path.split("/")[-2], json.loads(body))
                 self._reply({})

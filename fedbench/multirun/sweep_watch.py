@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fedbench.report.console import Output, console_for_output, ending, print_text
-from fedbench.report.run_events import Event, EventReader
-from fedbench.report.sweep_panel import DONE, FAILED, LEFT, RUNNING, RunState, SweepPanel
+from fedbench.display.console import Output, console_for_output, ending, print_text
+from fedbench.display.run_events import Event, EventReader
+from fedbench.display.sweep_panel import DONE, FAILED, LEFT, RUNNING, RunState, SweepPanel
 
 POLL_INTERVAL = 0.25  # seconds
 LINE_INTERVAL = 30.0  # seconds between plain lines about the sweep

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.report import run_events
-from fedbench.report.run_display import SweepDisplay
-from fedbench.report.run_events import EventReader, relayed, send
+from fedbench.display import run_events
+from fedbench.display.run_display import SweepDisplay
+from fedbench.display.run_events import EventReader, relayed, send
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from fedbench.report.run_display import RunDisplay
+from fedbench.display.run_display import RunDisplay
 
 LINE_INTERVAL = 10.0  # seconds between plain lines about rounds
 FEW_ROUNDS = 20  # up to this number, each round has its line

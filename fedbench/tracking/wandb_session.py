@@ -27,8 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.errors import UserError
 from fedbench.report.partition_figure import PARTITION_FILE
-from fedbench.report.tracking import RunInfo, Session, Wandb
-from fedbench.report.wandb_rows import CLIENT_COLUMNS, client_rows, history, score_histograms
+from fedbench.tracking.trackers import RunInfo, Session, Wandb
+from fedbench.tracking.wandb_rows import (
+    CLIENT_COLUMNS,
+    client_rows,
+    history,
+    ranges,
+    score_histograms,
+)
 
 if TYPE_CHECKING:
     import wandb
@@ -65,6 +71,7 @@ class WandbSession(Session):
         self.abandoned = False  # the thread hangs; `finish` no longer waits for it
         self.jobs: SimpleQueue[Callable[[wandb.Run], object] | None] = SimpleQueue()
         self.clients: list[list[Any]] = []
+        self.ranges: dict[str, float] = {}  # for the summary
         self.service: subprocess.Popen[bytes] | None = None
         self.stopped = Event()  # not `Thread.is_alive`, which an interrupted `join` makes False
         Thread(target=self._work, name="wandb", daemon=True).start()
@@ -91,7 +98,7 @@ class WandbSession(Session):
         if self.service is not None:
             self.service.kill()  # it would go on trying to upload after this process has ended
         # This first removes W&B's atexit hook, which has no timeout.
-        helper = Thread(target=_teardown, name="wandb-teardown", daemon=True)
+        helper = Thread(target=teardown, name="wandb-teardown", daemon=True)
         helper.start()
         helper.join(1)
 
@@ -107,7 +114,7 @@ class WandbSession(Session):
         finally:
             self.over = True
             if not self.abandoned:  # otherwise the next session may own the service by now
-                _teardown()
+                teardown()
                 _remove_scratch_folders()
             self.stopped.set()
 
@@ -205,8 +212,10 @@ class WandbSession(Session):
     def _log(self, record: Mapping[str, Any], run: wandb.Run) -> None:
         self.clients += client_rows(record)
         # Commit now, or W&B holds the step back until the next one begins.
-        values = history(record) | score_histograms(record)
-        run.log(values, step=record["round"], commit=True)
+        values = history(record)
+        run.log(values | score_histograms(record), step=record["round"], commit=True)
+        self.ranges = ranges(self.ranges, values)
+        run.summary.update(self.ranges)
 
     def _end(self, summary: Mapping[str, Any], run: wandb.Run) -> None:
         import wandb
@@ -239,7 +248,7 @@ class WandbSession(Session):
             self.say(f"wandb: {self.failure}; the run goes on without it; {self._later()}")
 
 
-def _teardown() -> None:
+def teardown() -> None:
     """End the service process. If that fails, a warning has already been printed."""
     if "wandb" in sys.modules:
         with suppress(BaseException):  # also SystemExit, if the service ended with an error

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fedbench.report.sweep_panel import (
+from fedbench.display.sweep_panel import (
     DONE,
     FAILED,
     RUNNING,

@@ -31,7 +31,7 @@ def script(body: str) -> list[str]:
         import os, signal, sys, threading, time
         from pathlib import Path
         sys.path.insert(0, {str(TESTS)!r})
-        from fedbench.report.tracking import Wandb
+        from fedbench.tracking.trackers import Wandb
         from wandb_records import SUMMARY, info, record
     """
     return [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(body)]
@@ -107,7 +107,7 @@ def test_everything_reaches_the_server(server: WandbServer, tmp_path: Path) -> N
     assert track(tmp_path) == [f"wandb: online, {server.url}/tester/fedbench/runs/{RUN}"]
     run = server.runs[RUN]
     assert (run.name, run.group, run.tags) == ("krum pmr=0.2", "table3", ["krum", "dba"])
-    assert run.config["defense"] == {"name": "krum", "f": None}
+    assert (run.config["defense"], run.config["defense__f"]) == ("krum", None)
     first = run.history[0]
     assert not [name for name in first if name.startswith("score/")]
     for kind, score in (("malicious", 3.5), ("benign", 8.5)):

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedbench.report.console import percent
+from fedbench.display.console import percent
 
 LEFT, RUNNING, DONE, FAILED = "left", "running", "done", "failed"
 SPARE_LINES = 4  # of the terminal: headline, "... more" and room for a prompt

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from fedbench.report.run_events import send
+from fedbench.display.run_events import send
 
 EVENT_INTERVAL = 1.0  # seconds between events about the clients of a round
 REPORTED = ("status", "seconds", "BA", "MA", "TPR", "TNR", "error")  # keys of summary.json

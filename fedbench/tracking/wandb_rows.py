@@ -1,4 +1,4 @@
-"""What W&B stores of a round: numbers, histograms of the scores, rows of the table of clients."""
+"""What W&B stores of a run: its settings; per round: numbers, score histograms, client rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbench.results.run_reader import STEALTH
+from fedbench.results.settings import Value, flat
 
 if TYPE_CHECKING:
     import wandb
@@ -18,7 +19,44 @@ RECORDED = ("malicious", "accepted", "score", "weight", "norm", "cosine")
 CLIENT_COLUMNS = ("round", "client", *RECORDED)
 # Keys of a round that are logged under their own names.
 LOGGED = ("MA", "BA", "TPR", "TNR", "AUC", "pdr", *STEALTH)
+# Keys whose least and greatest value over the rounds are in the summary: `BA_min`, `BA_max`.
+RANGED = ("MA", "BA", "TPR", "TNR", "AUC")
+# Groups named by the user's choice. `defense=baybfed_literal` is a variant of the plugin `baybfed`.
+CHOSEN = ("defense", "attack", "dataset", "model")
 N_BINS = 64  # as many as W&B shows
+
+
+def config_key(key: str) -> str:
+    """Return the W&B name of a flat setting: `attack__alpha` for `attack.alpha`.
+
+    W&B reads a dot as a step into a nested value, and its filters accept letters, digits and
+    underscores only. Two underscores, since `attack_start` is a setting of its own.
+    """
+    return key.replace(".", "__")
+
+
+def config_values(
+    settings: Mapping[str, Any], choices: Mapping[str, str | None]
+) -> dict[str, Value]:
+    """Return all settings as plain strings and numbers, which W&B can group and filter by."""
+    values = flat(settings)
+    chosen = {group: choices.get(group) for group in CHOSEN}
+    values |= {group: name for group, name in chosen.items() if name is not None}
+    return {config_key(key): value for key, value in values.items()}
+
+
+def ranges(known: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
+    """Return the least and the greatest value so far, given those before this round.
+
+    W&B's `define_metric` does the same, but it replaces `BA` in the summary by a dictionary, which
+    tables, scatter plots and bar charts cannot show.
+    """
+    found = dict(known)
+    for key in RANGED:
+        if key in values:
+            found[f"{key}_min"] = min(values[key], known.get(f"{key}_min", values[key]))
+            found[f"{key}_max"] = max(values[key], known.get(f"{key}_max", values[key]))
+    return found
 
 
 def history(record: Mapping[str, Any]) -> dict[str, float]:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from wandb_records import record
 
-from fedbench.report.wandb_rows import client_rows, history, score_histograms
+from fedbench.tracking.wandb_rows import (
+    LOGGED,
+    RANGED,
+    client_rows,
+    config_key,
+    config_values,
+    history,
+    ranges,
+    score_histograms,
+)
 
 
 def scored(benign: list[Any], malicious: list[Any]) -> dict[str, Any]:
@@ -82,3 +92,33 @@ def test_any_scores_make_a_histogram(scores: list[Any], n: int) -> None:
     assert sum(histogram.histogram) == n
     json.dumps(histogram.to_json(), allow_nan=False)
     assert histogram.bins == sorted(histogram.bins)
+
+
+def test_settings_are_plain_values_under_names_that_wandb_can_filter_by() -> None:
+    settings = {
+        "defense": {"name": "baybfed", "c": 0.5},
+        "attack": {"name": "dba", "start": 3},
+        "attack_start": 7,
+        "n_clients": [15, 30],
+        "pmr": 0.2,
+    }
+    values = config_values(settings, {"defense": "baybfed_literal", "attack": None, "tuned": "x"})
+    assert values == {
+        "defense": "baybfed_literal",
+        "defense__c": 0.5,
+        "attack": "dba",
+        "attack__start": 3,
+        "attack_start": 7,
+        "n_clients": "[15, 30]",
+        "pmr": 0.2,
+    }
+    assert all(re.fullmatch(r"[_a-zA-Z][_a-zA-Z0-9]*", name) for name in values)
+    assert config_key("dataset.backdoors") == "dataset__backdoors"
+
+
+def test_ranges_are_of_all_rounds_in_which_a_rate_is_defined() -> None:
+    found: dict[str, float] = {}
+    for values in ({"BA": 0.3, "MA": 0.5}, {"MA": 0.4}, {"BA": 0.9}, {"BA": 0.1, "pdr": 2.0}):
+        found = ranges(found, values)
+    assert found == {"BA_min": 0.1, "BA_max": 0.9, "MA_min": 0.4, "MA_max": 0.5}
+    assert {*RANGED} <= {*LOGGED}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedbench.report.console import Display, duration, kept, percent
+from fedbench.display.console import Display, duration, kept, percent
 
 ROOT = Path(__file__).parents[2]
 TITLE = "krum constrain_and_scale pmr=0.2"
@@ -262,7 +262,7 @@ def test_a_closed_file_silences_the_display() -> None:
 
 SCRIPT = """
 import sys
-from fedbench.report.console import Display
+from fedbench.display.console import Display
 record = {"MA": 1, "BA": 0, "seconds": {"train": 1}, "clients": [{"accepted": True}]}
 for name in ("krum", "flame"):
     with Display(name, 5000) as display:

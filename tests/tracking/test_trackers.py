@@ -24,8 +24,8 @@ from PIL import Image
 from wandb_records import KEY, SUMMARY, info, record, stored, track, wait_until_gone
 
 from fedbench.errors import UserError
-from fedbench.report.tracking import TRACKERS, Wandb
-from fedbench.report.wandb_session import short_name
+from fedbench.tracking.trackers import TRACKERS, Wandb
+from fedbench.tracking.wandb_session import short_name
 
 ROOT = Path(__file__).parents[2]
 GOES_ON = "; the run goes on without it"
@@ -52,7 +52,7 @@ def test_everything_about_a_run_reaches_wandb(
     assert run.run.run_id == "table3-4f2a"
     assert not run.run.git.commit
     assert run.config["pmr"] == 0.2
-    assert run.config["defense"] == {"name": "krum", "f": None}
+    assert (run.config["defense"], run.config["defense__f"]) == ("krum", None)
     for index, row in enumerate(run.history):
         assert row["_step"] == index
         numbers = {k: v for k, v in row.items() if not k.startswith(("_", "scores"))}
@@ -89,6 +89,14 @@ def test_everything_about_a_run_reaches_wandb(
         [1, 3, True, False, 3.5, 0.0, 0.75, 0.1875],
         [1, 8, False, True, 8.5, 1.0, 2.0, 0.5],
     ]
+
+
+def test_the_summary_has_the_range_of_a_rate_beside_its_value(tmp_path: Path) -> None:
+    """Of all rounds, also those of an earlier attempt; `MA` itself remains a number."""
+    track(tmp_path, range(1, 3), {"status": "finished", "MA": 0.65}, n_earlier=1)
+    (run,) = stored(tmp_path)
+    assert (run.summary["MA"], run.summary["MA_min"], run.summary["MA_max"]) == (0.65, 0.5, 0.7)
+    assert (run.summary["BA"], run.summary["BA_min"], run.summary["BA_max"]) == (0.1, 0.1, 0.1)
 
 
 @pytest.mark.parametrize("n_earlier", [0, 2])
@@ -233,9 +241,9 @@ def run_script(body: str, directory: Path, seconds: float) -> tuple[int, list[st
     script = f"""
         import os, signal, sys, time
         from pathlib import Path
-        from fedbench.report import tracking, wandb_session
+        from fedbench.tracking import trackers, wandb_session
         sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(ROOT / "tests")!r}]
-        from test_tracking import SUMMARY, info, record, service_pid, wait_for
+        from test_trackers import SUMMARY, info, record, service_pid, wait_for
         said = []
         def say(line):
             said.append(line)
@@ -272,7 +280,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
 def test_a_killed_service_prints_one_line(tmp_path: Path) -> None:
     code, lines, errors = run_script(
         """
-        session = tracking.Wandb().open(info(directory / "a"), say)
+        session = trackers.Wandb().open(info(directory / "a"), say)
         session.round(record(0))
         wait_for(lambda: said)
         os.kill(service_pid(), signal.SIGKILL)
@@ -280,7 +288,7 @@ def test_a_killed_service_prints_one_line(tmp_path: Path) -> None:
             session.round(record(index))
             time.sleep(0.1)
         session.finish(SUMMARY)
-        session = tracking.Wandb().open(info(directory / "b", "b"), say)
+        session = trackers.Wandb().open(info(directory / "b", "b"), say)
         session.round(record(0))
         session.finish(SUMMARY)
         """,
@@ -303,7 +311,7 @@ def test_a_hanging_service_cannot_block_the_run(tmp_path: Path) -> None:
     code, lines, errors = run_script(
         """
         wandb_session.GRACE = 1
-        settings = tracking.Wandb(init_timeout=2, finish_timeout=1)
+        settings = trackers.Wandb(init_timeout=2, finish_timeout=1)
         session = settings.open(info(directory / "a"), say)
         wait_for(lambda: said)
         os.kill(service_pid(), signal.SIGSTOP)
@@ -336,7 +344,7 @@ def test_a_hanging_service_cannot_block_the_run(tmp_path: Path) -> None:
 def test_a_run_that_ends_without_finish_keeps_its_rounds_and_exit_code(tmp_path: Path) -> None:
     code, _, errors = run_script(
         """
-        session = tracking.Wandb().open(info(directory), say)
+        session = trackers.Wandb().open(info(directory), say)
         session.round(record(0))
         wait_for(lambda: said)
         sys.exit(3)
@@ -357,7 +365,7 @@ def test_an_unreachable_server_prints_one_line(
     start = time.monotonic()
     code, lines, errors = run_script(
         """
-        session = tracking.Wandb(init_timeout=2, finish_timeout=2).open(info(directory), say)
+        session = trackers.Wandb(init_timeout=2, finish_timeout=2).open(info(directory), say)
         session.round(record(0))
         session.finish(SUMMARY)
         """,
@@ -377,7 +385,7 @@ def test_none_does_nothing_and_needs_no_wandb(tmp_path: Path) -> None:
     code = f"""
         import sys
         from pathlib import Path
-        from fedbench.report.tracking import TRACKERS, RunInfo
+        from fedbench.tracking.trackers import TRACKERS, RunInfo
         tracker = TRACKERS.build({{"name": "none"}})
         session = tracker.open(RunInfo("a", "a", "s", (), {{}}, Path({str(tmp_path)!r})), print)
         session.round({{"round": 0}})

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.errors import nearest
 from fedbench.registry import Registry, require
+from fedbench.results.origin import Origin, read_origin
+from fedbench.tracking.wandb_rows import config_values
 
 if TYPE_CHECKING:
     from fedbench.config import RunConfig
@@ -29,7 +31,7 @@ class RunInfo:
     name: str
     group: str  # `name` of the configuration, shared by the runs of a sweep
     tags: tuple[str, ...]
-    config: Mapping[str, Any]  # resolved
+    config: Mapping[str, Any]  # flat, see `config_values`
     directory: Path
     earlier: tuple[Mapping[str, Any], ...] = ()  # records of the rounds before the session
     in_sweep: bool = False  # what the session says is about all runs of the sweep
@@ -44,12 +46,13 @@ class RunInfo:
         in_sweep: bool = False,
     ) -> RunInfo:
         plugins = (config.defense, config.attack, config.dataset)
+        origin = read_origin(directory) or Origin()
         return cls(
             id=directory.name,
             name=title,
             group=config.name,
             tags=tuple(str(plugin["name"]) for plugin in plugins),
-            config=asdict(config),
+            config=config_values(asdict(config), origin.choices),
             directory=directory,
             earlier=tuple(earlier),
             in_sweep=in_sweep,
@@ -74,7 +77,7 @@ class Tracker(ABC):
         """Start a session; `say` prints a line and may be called from another thread."""
 
 
-TRACKERS: Registry[Tracker] = Registry("tracker", "fedbench.report.tracking")
+TRACKERS: Registry[Tracker] = Registry("tracker", "fedbench.tracking.trackers")
 
 
 @TRACKERS.register("none")
@@ -100,6 +103,6 @@ class Wandb(Tracker):
             require(self, name, getattr(self, name) > 0, "above 0 seconds")
 
     def open(self, run: RunInfo, say: Callable[[str], None]) -> Session:
-        from fedbench.report.wandb_session import WandbSession  # it imports this module
+        from fedbench.tracking.wandb_session import WandbSession  # it imports this module
 
         return WandbSession(self, run, say)
