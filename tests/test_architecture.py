@@ -18,13 +18,15 @@ import fedbench
 ROOT = Path(fedbench.__file__).parent.parent
 FOLDERS = ("fedbench", "defenses", "attacks", "backdoors")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-ROOMS = ("engine", "datasets", "multirun", "results", "report")
+ROOMS = ("engine", "datasets", "display", "multirun", "results", "report", "tracking")
 # Room -> what it must not import, at any level: data and control move one way.
 FORBIDDEN = {
     "datasets": ("engine", "federation", "plan", "report", "single_run", "multirun"),
     "engine": ("federation", "plan", "report", "single_run"),
     "results": ("federation", "plan", "report", "single_run", "multirun"),
-    "report": ("federation", "single_run", "multirun"),
+    "display": ("federation", "multirun", "plan", "report", "single_run", "tracking"),
+    "report": ("federation", "multirun", "single_run", "tracking"),
+    "tracking": ("federation", "multirun", "single_run"),
 }
 # Dependencies that no module imports, and why they are declared all the same
 INDIRECT = {

@@ -207,3 +207,10 @@ def test_user_errors_print_one_line(
     assert message in printed
     assert printed.startswith("benchmarks: ")
     assert printed.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_report(tmp_path: Path) -> None:
+    _, rows = quick(tmp_path / "rows.json", "report")
+    assert pairs(rows) == [("page", "json.loads"), ("everything", "json.loads")]
+    assert rows[0]["case"] == "10 runs, 2 rounds, 4 clients"

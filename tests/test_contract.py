@@ -29,10 +29,10 @@ from fedbench.engine.executors import EXECUTORS
 from fedbench.errors import UserError
 from fedbench.models import MODELS
 from fedbench.registry import Registry
-from fedbench.report.tracking import TRACKERS
 from fedbench.testing import AttackContract, BackdoorContract, DefenseContract
 from fedbench.testing.attack_samples import INVALID, patch, samples, verify_share
 from fedbench.testing.backdoors import inspect_backdoor
+from fedbench.tracking.trackers import TRACKERS
 
 REGISTRIES: dict[str, Registry[Any]] = {
     "defense": DEFENSES,

@@ -221,7 +221,8 @@ def test_the_settings_that_a_page_names_exist(page: Path) -> None:
     plugin = re.compile(r"(defenses|attacks|backdoors|theirs)/(\w+)\.py")
     plugins = {match[2] for file in SHOWN if (match := plugin.search(file))}
     skipped = re.compile(
-        r"fedbench[. ](report|testing|list|upload)|model=custom|dataset=custom|" + "|".join(plugins)
+        r"fedbench[. ](dashboard|report|testing|list|upload)|model=custom|dataset=custom|"
+        + "|".join(plugins)
     )
     runs = [settings_of(c) for c in commands(page) if not skipped.search(c)]
     for overrides in dict.fromkeys(chain.from_iterable(runs)):
@@ -232,7 +233,7 @@ def test_the_settings_that_a_page_names_exist(page: Path) -> None:
 def test_links_and_files_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
-    folders = "benchmarks|sweeps|docs|conf|tests|fedbench|attacks|backdoors|defenses"
+    folders = "benchmarks|sweeps|docs|conf|examples|tests|fedbench|attacks|backdoors|defenses"
     targets += re.findall(rf"`((?:{folders})/[\w./-]+)`", text)
     for target in targets:
         known = [page.parent / target, ROOT / target]

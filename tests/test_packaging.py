@@ -25,7 +25,7 @@ CALL_KRUM = (
     "import fedbench; from fedbench.defenses import krum; "
     "print(fedbench.aggregate(krum.Krum(), [[1.0], [2.0], [2.0], [9.0]]).accepted.tolist())"
 )
-DATA = (".yaml", ".gz", ".txt", ".typed", ".xz")
+DATA = (".yaml", ".gz", ".txt", ".typed", ".xz", ".html", ".css", ".js")
 
 
 def python(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> str:

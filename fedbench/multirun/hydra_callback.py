@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,14 +18,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
 from fedbench.config import RunConfig
+from fedbench.display import run_events
+from fedbench.display.console import announce_start
+from fedbench.display.sweep_panel import DONE, LEFT, RunState, labels
 from fedbench.errors import UserError, print_error
 from fedbench.multirun import launchers, sweeper, worker_pool
 from fedbench.multirun.parent_watch import exit_with_parent
 from fedbench.multirun.sweep_watch import SweepWatch
-from fedbench.report import run_events
-from fedbench.report.console import announce_start
-from fedbench.report.sweep_panel import DONE, LEFT, RunState, labels
 from fedbench.results.atomic_files import write_atomically
+from fedbench.results.planned_runs import write_planned_runs
 from fedbench.results.provenance import has_changed_since
 from fedbench.results.run_reader import read_runs
 
@@ -73,6 +75,7 @@ class SweepCallback(Callback):
             launchers.name_sweep(config)
             launchers.share_machine(config, [*by_folder.values()], self.has_workers)
             if plans:
+                _write_planned(plans, labels(runs))
                 self._watch(config, plans, labels(runs))
         except Exception as error:
             print_error(error)
@@ -132,11 +135,24 @@ class SweepCallback(Callback):
         self.close()
         started = [folder for folder in self.folders if folder.exists()]
         if started or not self.folders:
-            print_runs(read_runs(started or [config.hydra.sweep.dir]))
+            sweep = config.hydra.sweep.dir
+            print_runs(read_runs(started or [sweep]))
+            command = f"python -m fedbench.report {shlex.quote(sweep)}"
+            print(f"{command} draws these runs: a page, figures, tables for papers")
         if any(RunDir(folder).finished() is None for folder in self.folders):
             sys.exit(1)
         if self.job_files is not None:  # logs of failed jobs stay
             launchers.remove_job_files(self.job_files)
+
+
+def _write_planned(plans: Sequence[Plan], names: Sequence[str]) -> None:
+    """List the runs beside their folders, so that a report can name those that never started."""
+    planned: dict[Path, dict[str, str]] = {}
+    for plan, name in zip(plans, names, strict=True):
+        path = plan.folder.path
+        planned.setdefault(path.parent, {}).setdefault(path.name, name or plan.title)
+    for parent, titles in planned.items():
+        write_planned_runs(parent, titles)
 
 
 def _runs_of(config: DictConfig) -> list[list[str]]:

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from fedbench.default_settings import guessed_origin
-from fedbench.report.console import percent
+from fedbench.display.console import percent
 from fedbench.report.run_labels import RunLabels, value_of
 from fedbench.results.run_reader import METRICS, STEALTH, RunResult
 from fedbench.results.settings import LEADING, Value, idle, show
@@ -22,7 +22,8 @@ NOT_PERCENT = ("seconds", "seeds", *STEALTH)  # columns that are not in percent
 class TableRow:
     """The runs of one defense in one setting, one run per seed."""
 
-    setting: list[str]
+    setting: list[str]  # labels of the comparison's keys
+    values: list[Value]  # their raw values
     defense: str  # `krum`, or `krum m=5` if the user changed m
     runs: list[RunResult]
 
@@ -36,7 +37,8 @@ class TableRow:
         cells = {key: _mean(key, [run.metrics.get(key) for run in done]) for key in headings}
         if not done:
             statuses = {run.status for run in self.runs}
-            worst = next(s for s in ("failed", "unreadable", "unfinished") if s in statuses)
+            order = ("failed", "unreadable", "unfinished", "running")
+            worst = next(status for status in order if status in statuses)
             cells = dict.fromkeys(headings, "") | {headings[0]: worst}
         cells["seeds"] = str(n) if len(done) == n else f"{len(done)} of {n}"
         return [cells[key] for key in headings]
@@ -51,6 +53,14 @@ class Comparison:
     rows: list[TableRow]
     shared: Mapping[str, str]  # settings that all runs have in common
     seeds: list[Value]
+
+    def with_columns(self, columns: Sequence[str]) -> Comparison:
+        """Return the same rows with other metrics."""
+        return replace(self, headings=[*columns, "seeds"] if self.averages else [*columns])
+
+    @property
+    def metrics(self) -> list[str]:
+        return [name for name in self.headings if name != "seeds"]
 
     @property
     def averages(self) -> bool:
@@ -83,19 +93,20 @@ def compare(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> Comp
     names = list(dict.fromkeys(value_of(run, "defense") for run in read))
 
     def place(run: RunResult) -> tuple[Any, ...]:
-        setting = [_natural(value_of(run, key)) for key in labels.columns]
-        settings = [_natural(value) for value in labels.identity(run)]
+        setting = [natural_order(value_of(run, key)) for key in labels.columns]
+        settings = [natural_order(value) for value in labels.identity(run)]
         return setting, names.index(value_of(run, "defense")), settings
 
     rows = []
     for _, group in groupby(sorted(read, key=place), place):
         same = list(group)
         setting = [labels.cell(same[0], key) for key in labels.columns]
-        rows.append(TableRow(setting, labels.defense(same[0]), _one_per_seed(same)))
-    unread = [run for run in runs if not run.config]
-    rows += [TableRow(["?"] * len(labels.columns), run.folder.name, [run]) for run in unread]
+        values = [value_of(same[0], key) for key in labels.columns]
+        rows.append(TableRow(setting, values, labels.defense(same[0]), _one_per_seed(same)))
+    unknown, n = [run for run in runs if not run.config], len(labels.columns)
+    rows += [TableRow(["?"] * n, [None] * n, run.folder.name, [run]) for run in unknown]
     headings = [*columns, "seeds"] if any(len(row.runs) > 1 for row in rows) else [*columns]
-    seeds = sorted({run.config["seed"] for run in read if "seed" in run.config}, key=_natural)
+    seeds = sorted({run.config["seed"] for run in read if "seed" in run.config}, key=natural_order)
     return Comparison(labels.columns, headings, rows, _shared(read, labels), seeds)
 
 
@@ -130,13 +141,13 @@ def _one_per_seed(runs: Sequence[RunResult]) -> list[RunResult]:
     return list(by_seed.values())
 
 
-def _natural(value: Value) -> tuple[Any, ...]:
+def natural_order(value: Value) -> tuple[Any, ...]:
     """Sort key: 0.2 before 0.3 before 1e1, `cnn9` before `cnn10`, numbers before words."""
     if value is None:
         return (0,)
     try:
         return (1, float(value))
-    except ValueError:
+    except (ValueError, OverflowError):
         parts = re.split(r"(\d+)", str(value))
         return (2, tuple(int(part) if part.isdecimal() else part for part in parts), value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from fedbench.results.run_reader import RunResult
+from fedbench.results.run_reader import LACKING, RunResult
 from fedbench.results.settings import Value, group_of, is_named, leading_first, show
 
 # Groups whose choice is always a column. Other choices, such as the model, may follow from these.
@@ -35,14 +35,18 @@ def varying_keys(runs: Sequence[RunResult]) -> list[str]:
     Parameters of a group are compared only between runs with the same choice in that group. dba
     has parameters that other attacks lack, but `attack` already tells these runs apart.
     """
+    configs = [run.config for run in runs]
     varying = []
-    for key in dict.fromkeys(key for run in runs for key in run.config):
+    for key in dict.fromkeys(key for config in configs for key in config):
+        # Most settings have one value, which is quick to see.
+        if len({config.get(key, LACKING) for config in configs}) == 1 or not is_named(key):
+            continue
         steps = key.split(".")
         groups = [".".join(steps[:depth]) for depth in range(1, len(steps))]
         seen: dict[tuple[Value, ...], set[Value]] = {}
         for run in runs:
             seen.setdefault(tuple(map(run.value, groups)), set()).add(run.value(key))
-        if is_named(key) and any(len(values) > 1 for values in seen.values()):
+        if any(len(values) > 1 for values in seen.values()):
             varying.append(key)
     return varying
 

@@ -12,6 +12,8 @@ from filelock import FileLock, Timeout
 
 from fedbench.errors import UserError
 
+LOCK_FILE = ".lock"  # in a run directory; held while the run is in progress
+
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:

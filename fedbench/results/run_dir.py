@@ -18,7 +18,7 @@ import yaml
 
 from fedbench.config import RunConfig
 from fedbench.errors import UserError
-from fedbench.results.atomic_files import locked, write_atomically
+from fedbench.results.atomic_files import LOCK_FILE, locked, write_atomically
 from fedbench.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedbench.results.origin import ORIGIN_FILE, Origin
 from fedbench.results.provenance import provenance
@@ -46,7 +46,7 @@ class RunDir:
 
         Without `wait`, raise a Timeout if another process holds it.
         """
-        return locked(self.path / ".lock", wait)
+        return locked(self.path / LOCK_FILE, wait)
 
     def finished(self) -> Record | None:
         """Return the summary of a finished run, None for any other run."""

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedbench.display import run_events
+from fedbench.display.run_display import SweepDisplay
+from fedbench.display.sweep_panel import DONE, RunState
 from fedbench.multirun import sweep_watch
 from fedbench.multirun.sweep_watch import SweepWatch
-from fedbench.report import run_events
-from fedbench.report.run_display import SweepDisplay
-from fedbench.report.sweep_panel import DONE, RunState
 
 FINISHED = {"status": "finished", "seconds": 7.4, "MA": 0.84, "BA": 0.123, "TPR": 1.0, "TNR": None}
 ENDING = "finished in 7.4 s: BA 12.3  MA 84.0  TPR 100.0  TNR -"

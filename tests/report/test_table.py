@@ -313,17 +313,18 @@ def report(*arguments: object, **environ: str) -> subprocess.CompletedProcess[st
 
 
 def test_command_line(runs: Runs) -> None:
-    runs.add("krum", finished(), seed=0)
-    runs.add("krum", finished(), seed=1)
+    runs.add("krum", finished(rounds=0), seed=0)
+    runs.add("krum", finished(rounds=0), seed=1)
     runs.add("flame", None)
     table = report(runs.top)
     assert table.returncode == 0
     assert "10.0 ± 0.0" in table.stdout
     assert "\x1b" not in table.stdout
-    assert table.stderr == f"unfinished: {runs.top}/run97\n"
-    markdown = report("--markdown", runs.top, PYTHONIOENCODING="utf-8")
+    assert table.stderr == (f"unfinished: {runs.top}/run97\nreport: {runs.top}/report/index.html\n")
+    only = ("--format", "none")
+    markdown = report("--markdown", runs.top, *only, PYTHONIOENCODING="utf-8")
     assert markdown.stdout == to_markdown(read_runs([runs.top]))
-    assert "10.0 ? 0.0" in report(runs.top, PYTHONIOENCODING="ascii").stdout
+    assert "10.0 ? 0.0" in report(runs.top, *only, PYTHONIOENCODING="ascii").stdout
 
 
 def test_the_command_line_prints_a_user_error_in_one_line(tmp_path: Path) -> None:

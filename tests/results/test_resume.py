@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import torch
 
 from fedbench.defense import DEFENSES, Defense, mean_of
-from fedbench.report.tracking import TRACKERS, Session, Tracker
+from fedbench.tracking.trackers import TRACKERS, Session, Tracker
 
 
 @DEFENSES.register("memory")

@@ -1,0 +1,46 @@
+"""Runs and report data in memory, for tests of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from fedbench.report.comparison import compare
+from fedbench.report.missing_runs import missing_runs
+from fedbench.report.report_data import ReportData
+from fedbench.results.origin import Origin
+from fedbench.results.run_reader import METRICS, STEALTH, RunResult
+from fedbench.results.settings import flat
+
+SETTINGS = {"dataset": "mnist", "model": "cnn", "attack": "dba", "pmr": 0.2, "rounds": 10}
+
+
+def a_run(defense: str, seed: Any = 0, status: str = "finished", **given: Any) -> RunResult:
+    """Return a run; `given` are metrics (BA=0.1), settings (pmr=0.3), folder and reason."""
+    folder = Path(
+        given.pop("folder", f"runs/demo/{crc32(repr((defense, seed, given)).encode()):08x}")
+    )
+    reason = given.pop("reason", "")
+    by_backdoor = given.pop("by_backdoor", {})
+    metrics: dict[str, Any] = dict.fromkeys(METRICS) | {"MA": 0.8, "BA": 0.1, "seconds": 2.0}
+    metrics |= {key: given.pop(key) for key in (*METRICS, *STEALTH) if key in given}
+    metrics |= {f"BA/{name}": value for name, value in by_backdoor.items()}
+    config = flat({"defense": defense, "seed": seed, "n_clients": 30, **SETTINGS, **given})
+    results = metrics if status == "finished" else {}
+    return RunResult(folder, status, config, results, reason, Origin())
+
+
+def data_of(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> ReportData:
+    """Return the report data of some runs."""
+    comparison = compare(runs, columns)
+    missing = missing_runs(runs, comparison, {})
+    return ReportData([Path("runs/demo")], list(runs), comparison, {}, missing)
+
+
+def with_seeds(
+    defense: str, values: Sequence[float | None], metric: str = "BA", **given: Any
+) -> list[RunResult]:
+    """Return a run per value of a metric, with seeds 0, 1, ..."""
+    return [a_run(defense, seed, **(given | {metric: v})) for seed, v in enumerate(values)]
