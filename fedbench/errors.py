@@ -36,6 +36,14 @@ class UserError(Exception):
     """
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP ended the command. Whatever handles Ctrl-C handles it alike."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.exit_code = 128 + signal_number  # as shells report it
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error about a name: `; did you mean krum? (known: fedavg, krum)`."""
     options = sorted(known)

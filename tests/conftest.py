@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,10 @@ from fedbench.federation import Federation
 from fedbench.results.run_dir import Record
 
 torch.set_num_threads(1)  # parallel tests would compete for cores
+
+# Under `nohup` or in the background of a script, the commands that tests start would inherit this.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
