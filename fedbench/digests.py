@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from types import ModuleType
@@ -51,12 +52,31 @@ def code_digest(module: ModuleType) -> str:
 
     Modules of Python and of installed packages do not count, except those of its own package.
     """
+    if (recorded := _recorded_hashes(module)) is not None:
+        return _joined(recorded)
     parts = []
     for name, path in sorted(_with_imports(module).items()):
         content = path.read_bytes()
         code = _executed(content) if path.suffix == ".py" else content
         parts.append(f"{name} {hashlib.sha256(code).hexdigest()}")
     return _joined(parts)
+
+
+def _recorded_hashes(module: ModuleType) -> list[str] | None:
+    """Files of an installed package with the hashes that its installer recorded, if it did.
+
+    Reading all modules of a library such as torch would take minutes.
+    """
+    top = module.__name__.partition(".")[0]
+    path = _path_of(module.__name__)
+    if top == "fedbench" or path is None or INSTALLED.isdisjoint(path.parts):
+        return None
+    try:
+        files = distribution(top).files or []
+    except PackageNotFoundError:
+        return None
+    own = [(file, file.hash) for file in files if file.parts[0] == top]  # no scripts, no metadata
+    return sorted(f"{file} {recorded.value}" for file, recorded in own if recorded) or None
 
 
 def path_digest(path: Path) -> str:

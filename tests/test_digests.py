@@ -115,6 +115,20 @@ def test_installed_packages_count_only_within_themselves(folder: Path) -> None:
     assert digest(folder, edited, "own_plugin") == user
 
 
+def test_a_library_counts_by_the_hashes_that_its_installer_recorded(folder: Path) -> None:
+    """Without reading its modules, of which torch has thousands."""
+    site = folder / "site-packages"
+    sys.path.insert(0, str(site))
+    rule = {"site-packages/own_wheel/__init__.py": "", "site-packages/own_wheel/rule.py": "X = 1\n"}
+    metadata = "site-packages/own_wheel-1.0.dist-info/METADATA"
+    record = "site-packages/own_wheel-1.0.dist-info/RECORD"
+    row = "own_wheel/rule.py,sha256={},6\n"
+    named = {**rule, metadata: "Metadata-Version: 2.1\nName: own_wheel\nVersion: 1.0\n"}
+    first = digest(folder, {**named, record: row.format("abc")}, "own_wheel.rule")
+    assert digest(folder, {**named, record: row.format("abc")}, "own_wheel.rule") == first
+    assert digest(folder, {**named, record: row.format("abd")}, "own_wheel.rule") != first
+
+
 def test_a_missing_import_inside_a_function_is_no_error(folder: Path) -> None:
     text = "def f():\n    import not_installed.part\n    from torch.not_there import x\n"
     assert digest(folder, {"own_plugin.py": text})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import webbrowser
@@ -15,13 +16,19 @@ from fedbench.report.__main__ import main
 from fedbench.results.planned_runs import write_planned_runs
 
 
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two defenses, two attacks, two seeds, in runs/demo of the working folder."""
-    monkeypatch.chdir(tmp_path)
-    top = Path("runs/demo")
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two defenses, two attacks, two seeds; composing them takes seconds."""
+    top = tmp_path_factory.mktemp("composed")
     add_runs(top, "defense=krum,flame", "attack=dba,edge_case", "seed=0,1", n_rounds=2)
     return top
+
+
+@pytest.fixture
+def runs(composed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The composed runs in runs/demo of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(composed, "runs/demo"))
 
 
 def files(folder: Path) -> set[str]:
