@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks._measure import Options, Row, time_interleaved
+from benchmarks._measure import Options, Row, repeat_interleaved, time_call
 
 DEFENSES = ("fedavg", "krum", "median", "flame", "baybfed")
 ATTACKS = ("dba", "edge_case")
@@ -41,7 +41,8 @@ def measure(options: Options) -> Iterator[Row]:
             "everything": partial(report, top),
             BASELINE: partial(parse, top),
         }
-        times = time_interleaved(cases, options.repeats)
+        timers = {name: partial(time_call, case) for name, case in cases.items()}
+        times = repeat_interleaved(timers, options.repeats, warm_up=not options.quick)
     case = f"{n_runs} runs, {n_rounds} rounds, {n_clients} clients"
     for what in ("page", "everything"):
         yield Row.of(case, times, what, BASELINE)
