@@ -107,12 +107,12 @@ class Rank:
         return ended
 
     def check_outcome(self) -> None:
-        """Raise what the process raised, once it has ended."""
+        """Raise what the process raised, or the user error that it returned, once it has ended."""
         kind, value = self.outcome
+        if isinstance(value, UserError):
+            raise value
         if kind == "interrupted":
             raise KeyboardInterrupt
-        if kind == "user error":
-            raise UserError(value)
         if kind == "raised":
             line, trace = value
             raise RankError(line) from RuntimeError(f"in {self.name}:\n{trace}")
@@ -160,7 +160,7 @@ def _run(rank: int, main: Main, pairs: Pairs, sender: Connection) -> None:
     except KeyboardInterrupt:
         outcome = "interrupted", None
     except UserError as error:
-        outcome = "user error", str(error)
+        outcome = "returned", UserError(str(error))
     except Exception as error:
         line = "".join(traceback.format_exception_only(error)).strip()
         outcome = "raised", (line, traceback.format_exc())

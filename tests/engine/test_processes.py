@@ -126,14 +126,18 @@ def send_when_ready(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def fail(fabric: Fabric, folder: Path, error: Exception | None) -> None:
+def fail(fabric: Fabric, folder: Path, error: Exception | None) -> Exception | None:
+    """Rank 1 is killed, raises, or returns a user error as runs do; rank 0 goes on."""
     ready(fabric, folder)
     if fabric.global_rank == 1:
         if error is None:
             os.kill(os.getpid(), signal.SIGKILL)
+        elif isinstance(error, UserError) and not str(error).startswith("raised"):
+            return error
         else:
             raise error
     time.sleep(60)
+    return None
 
 
 @linux
@@ -143,9 +147,10 @@ def fail(fabric: Fabric, folder: Path, error: Exception | None) -> None:
     [
         (None, WorkerError, r"worker process 2 of 2 died \(SIGKILL\); the same command resumes"),
         (UserError("lr=0: too small"), UserError, "^lr=0: too small$"),
+        (UserError("raised: lr=0"), UserError, "^raised: lr=0$"),
         (ZeroDivisionError("by zero"), RankError, "^ZeroDivisionError: by zero$"),
     ],
-    ids=["killed", "user error", "bug"],
+    ids=["killed", "returned user error", "raised user error", "bug"],
 )
 def test_the_error_of_a_rank_ends_all(
     error: Exception | None, raised: type[Exception], line: str, pids: Path
