@@ -50,7 +50,8 @@ def run(config: RunConfig, origin: Origin | None = None) -> Record:
         resources.announce_limit(plan.executor, plan.config.most_clients)
     dataset = plan.source.load()
     plan = plan.fitted(dataset.spec)
-    from fedbench.engine.launch import WorkerError, launch
+    from fedbench.engine.launch import launch
+    from fedbench.engine.processes import WorkerError
 
     if resources.in_sweep():
         exit_with_parent()

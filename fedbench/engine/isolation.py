@@ -17,10 +17,10 @@ IS_INITIALIZED = distributed.is_initialized  # read once: two threads may be iso
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Hide the process group, so that a client trains as in a process of its own.
+    """Hide a process group of the user's script, and the rank: clients train as in a process alone.
 
-    Ranks train different clients. Lightning's barriers and torchmetrics' `compute` would wait for
-    ranks that never join, and code for rank 0 would run for some clients only.
+    Lightning's barriers and torchmetrics' `compute` would wait for processes that never join, and
+    code for rank 0 would run for some clients only.
     """
     marker: Any = rank_zero_only
     rank = marker.rank

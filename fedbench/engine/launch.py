@@ -1,54 +1,36 @@
-"""Launches the processes of a run and makes sure that they end together."""
+"""Launches a run: Lightning's Fabric in this process, or in one process per rank."""
 
 from __future__ import annotations
 
 import ctypes
-import logging
-import multiprocessing
-import os
-import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.strategies.ddp import DDPStrategy
-from torch import distributed
-from torch.multiprocessing.spawn import ProcessExitedException
 
 from fedbench.engine.executors import Executor
+from fedbench.engine.processes import run_ranks
+from fedbench.engine.transport import Link, RankStrategy
 from fedbench.errors import UserError
 from fedbench.multirun import resources
-from fedbench.multirun.parent_watch import exit_with_parent
 
-# Ranks wait for rank 0 while it waits for another run's pretraining; torch gives up after 30 min.
-MAX_WAIT = timedelta(days=30)
 KEPT_BLOCK = 256 * 2**20  # bytes; larger blocks return to the system when freed
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
-logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # it logs each
 
-
-class WorkerError(UserError):
-    """A process of the run died without raising an exception, for example by a signal."""
-
-
-def make_fabric(executor: Executor, devices: int | list[int] = 1) -> Fabric:
-    """Fabric on a number of processes or GPUs, or on the GPUs with the given indices."""
-    strategy: str | DDPStrategy = "auto"
-    if (devices if isinstance(devices, int) else len(devices)) > 1:
-        # Lightning's script launchers would run the command line, perhaps a whole sweep, again.
-        start_method: Literal["fork", "spawn"] = "fork" if _can_fork(executor) else "spawn"
-        strategy = DDPStrategy(start_method=start_method, timeout=MAX_WAIT)
+def make_fabric(
+    executor: Executor, devices: int | list[int] = 1, strategy: RankStrategy | None = None
+) -> Fabric:
+    """Fabric on one device: that of the strategy, or the GPU with the given index."""
     try:
         return Fabric(
             accelerator=executor.accelerator,
-            strategy=strategy,
+            strategy=strategy or "auto",
             devices=devices,
             precision=executor.precision,  # type: ignore[arg-type]
             plugins=[LightningEnvironment()],  # in a Slurm job, Lightning would expect a task each
@@ -72,19 +54,32 @@ def launch(executor: Executor, devices: int, function: Callable[..., Any], *argu
     An exception in another process carries that process's traceback.
     """
     torch.set_num_threads(executor.threads)  # before a fork, which threads do not survive
-    with _restored_port(), _claimed_devices(executor, devices) as claimed:
-        fabric = make_fabric(executor, claimed)
-        try:
-            return fabric.launch(_RankMain(executor.threads, function, arguments))
-        except KeyboardInterrupt:
-            _interrupt_children()
-            raise
-        except ProcessExitedException as error:
-            how = error.signal_name or f"exit code {error.exit_code}"
-            raise WorkerError(
-                f"worker process {error.error_index + 1} of {devices} died ({how}); "
-                "the same command resumes the run"
-            ) from error
+    with _claimed_devices(executor, devices) as claimed:
+        if devices == 1:
+            keep_freed_memory()
+            return make_fabric(executor, claimed).launch(function, *arguments)
+        numbers = claimed if isinstance(claimed, list) else [*range(claimed)]
+        main = RankMain(executor, numbers, function, arguments)
+        return run_ranks("fork" if _can_fork(executor) else "spawn", devices, main)
+
+
+@dataclass(frozen=True)
+class RankMain:
+    """Main function of a rank: makes its Fabric and calls `function`."""
+
+    executor: Executor
+    devices: list[int]  # of each rank; GPUs, or any numbers on the CPU
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def __call__(self, rank: int, links: list[Link]) -> Any:
+        keep_freed_memory()
+        torch.set_num_threads(self.executor.threads)
+        on_cpu = self.executor.accelerator == "cpu"
+        device = torch.device("cpu") if on_cpu else torch.device("cuda", self.devices[rank])
+        strategy = RankStrategy(device, rank, len(self.devices), links)
+        fabric = make_fabric(self.executor, 1 if on_cpu else [self.devices[rank]], strategy)
+        return fabric.launch(self.function, *self.arguments)
 
 
 @contextmanager
@@ -98,32 +93,6 @@ def _claimed_devices(executor: Executor, devices: int) -> Iterator[int | list[in
         yield devices
 
 
-class _RankMain:
-    """Main function of a process.
-
-    An object, because Lightning inspects function arguments and fails on frozen dataclasses.
-    """
-
-    def __init__(
-        self, threads: int, function: Callable[..., Any], arguments: tuple[Any, ...]
-    ) -> None:
-        self.threads, self.function, self.arguments = threads, function, arguments
-
-    def __call__(self, fabric: Fabric) -> Any:
-        keep_freed_memory()
-        torch.set_num_threads(self.threads)  # Lightning has set its own number
-        if fabric.world_size > 1:
-            exit_with_parent()
-        if fabric.global_rank > 0:
-            # Rank 0 handles Ctrl-C first; it would take the end of another rank for a failure.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        result = self.function(fabric, *self.arguments)
-        if distributed.is_initialized():
-            # Its threads would abort the process if they ran while Python shuts down.
-            distributed.destroy_process_group()
-        return result
-
-
 def keep_freed_memory() -> None:
     """Make malloc keep freed memory, so that training steps do not fault in new pages.
 
@@ -135,27 +104,3 @@ def keep_freed_memory() -> None:
         return
     mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK)
     mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-@contextmanager
-def _restored_port() -> Iterator[None]:
-    """Undo Lightning's MASTER_PORT, which the next launch would otherwise reuse."""
-    before = os.environ.get("MASTER_PORT")
-    try:
-        yield
-    finally:
-        os.environ.pop("MASTER_PORT", None)
-        if before is not None:
-            os.environ["MASTER_PORT"] = before
-
-
-def _interrupt_children() -> None:
-    """Pass an interrupt on: Ctrl-C reaches all processes of a command, `kill -INT` only one."""
-    children = multiprocessing.active_children()
-    for grace, number in ((2, signal.SIGINT), (10, signal.SIGTERM)):
-        deadline = time.monotonic() + grace
-        for child in children:
-            child.join(max(deadline - time.monotonic(), 0))
-        for child in children:
-            if child.is_alive() and child.pid is not None:
-                os.kill(child.pid, number)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from fedbench.backdoor import PreparedBackdoor
 from fedbench.engine.client_runner import ClientRunner
@@ -20,12 +20,13 @@ from fedbench.engine.flat_parameters import FlatModel
 from fedbench.engine.model_check import described
 from fedbench.engine.rank_assignment import balance
 from fedbench.engine.rank_context import RankContext
-from fedbench.engine.transport import collective, send_to_rank_0
+from fedbench.engine.reply_limit import LEAST, ReplyLimit
+from fedbench.engine.transport import Link, ended_by_parent, links_in, send_to_rank_0
 from fedbench.errors import UserError
 from fedbench.metrics import accuracy
 
-T = TypeVar("T")
-Command = tuple[str, tuple[Any, ...]] | None  # method of RankGroup and its arguments; None: stop
+Command = tuple[str, tuple[Any, ...]]  # method of RankGroup and its arguments
+Groups = list[list[int]]  # clients that are trained together, by position in the round
 
 
 class ClientError(UserError):
@@ -37,6 +38,14 @@ class ClientError(UserError):
             self.__cause__ = RuntimeError(trace)
 
 
+class Reply(NamedTuple):
+    """What a rank sends when it has done its share of a command."""
+
+    seconds: float
+    result: Any = None
+    failure: tuple[str, str] | None = None  # a user error: its line and traceback
+
+
 class RankGroup:
     """Trains and evaluates on all ranks. Rank 0 calls its methods, the others `serve`."""
 
@@ -45,6 +54,11 @@ class RankGroup:
         self.fabric = rank_context.replica.fabric
         self.backend = executor.backend(rank_context.replica, rank_context.config)
         self.runner = ClientRunner(rank_context, self.backend)
+        self.links = links_in(self.fabric)
+        self.reply_limit = ReplyLimit()
+        # Of the clients that were trained last: rows of this rank's (on rank 0, of all), and ranks
+        self.results: dict[int, FlatModel] = {}
+        self.clients: list[list[int]] = []
         # Ranks that may work now; a sweep changes it as other runs end.
         self.available: Callable[[], int] = lambda: self.fabric.world_size
         # Called on rank 0 after each of its groups with the share of its work that is done. All
@@ -64,92 +78,131 @@ class RankGroup:
 
     def train(self, round_: Round) -> tuple[Tensor, Tensor]:
         """Updates [N, P] and buffers [N, Q] of the participants, in their order."""
-        return self._on_all_ranks(self._train_share, round_, self._n_ranks())
+        participants = round_.participants
+        costs = [self.rank_context.data.cost(round_.index, p) for p in participants]
+        groups = self.backend.groups(costs, [p.malicious for p in participants])
+        group_costs = [sum(costs[i] for i in group) for group in groups]
+        parts = balance(group_costs, self._n_ranks())
+        parts += [[]] * (self.fabric.world_size - len(parts))
+        shares = [[groups[position] for position in part] for part in parts]
+        work = [sum(group_costs[position] for position in part) for part in parts]
+        updates, buffers = self._on_all_ranks(self._train_share, round_, shares, costs, work=work)[
+            0
+        ]
+        self._on_all_ranks(self._collect)
+        return updates, buffers
 
     def evaluate(self, params: Tensor, buffers: Tensor) -> list[float | None]:
         """Accuracy on each evaluation set: MA, then the BA of each backdoor."""
-        counts = self._on_all_ranks(self._evaluate_share, params, buffers, self._n_ranks())
-        return [*map(accuracy, self.rank_context.evaluator.sets, counts.tolist())]
+        n_ranks = self._n_ranks()
+        work = [int(rank < n_ranks) for rank in range(self.fabric.world_size)]
+        counts = self._on_all_ranks(self._evaluate_share, params, buffers, n_ranks, work=work)
+        correct = torch.stack(counts[:n_ranks]).sum(dim=0)
+        return [*map(accuracy, self.rank_context.evaluator.sets, correct.tolist())]
 
     def serve(self) -> None:
-        """Do this rank's share of every command until rank 0 stops."""
-        while (command := self._broadcast(None)) is not None:
-            name, arguments = command
-            with suppress(UserError):  # rank 0 raises and reports it
-                getattr(self, name)(*arguments)
+        """Do this rank's share of every command until rank 0 stops, or has ended."""
+        (link,) = self.links
+        with suppress(ConnectionError):
+            while (command := link.receive(self.fabric.device)) is not None:
+                reply, _ = self._share(*command)
+                link.send(reply)
 
     def stop(self) -> None:
         """End `serve` on the other ranks."""
-        self._broadcast(None)
+        for link in self.links:
+            with suppress(ConnectionError):  # it has ended already
+                link.send(None)
 
-    def _on_all_ranks(self, share: Callable[..., T], *arguments: Any) -> T:
-        """Rank 0's result of a method that every rank calls."""
-        self._broadcast((share.__name__, arguments))
-        return share(*arguments)
+    def _on_all_ranks(
+        self, share: Callable[..., Any], *arguments: Any, work: Sequence[int] = ()
+    ) -> list[Any]:
+        """Results of a method that every rank calls, by rank; raise the failure of any.
+
+        Ranks that have more `work` have more time.
+        """
+        command: Command = share.__name__, arguments
+        with ended_by_parent():
+            for link in self.links:
+                link.send(command)
+        own, failure = self._share(*command)
+        work = work or [1] * self.fabric.world_size
+        self.reply_limit.note(share.__name__, own.seconds, work[0])
+        replies = [own]
+        for link, amount in zip(self.links, work[1:], strict=True):
+            replies.append(self._receive(link, len(replies), share.__name__, amount))
+        if failure is not None:
+            raise failure
+        for reply in replies:
+            if reply.failure is not None:
+                raise ClientError(*reply.failure)
+        return [reply.result for reply in replies]
+
+    def _share(self, name: str, arguments: tuple[Any, ...]) -> tuple[Reply, UserError | None]:
+        """Do this rank's share of a command."""
+        start = time.perf_counter()
+        try:
+            result = getattr(self, name)(*arguments)
+        except UserError as error:
+            failure = str(error), "".join(traceback.format_exception(error))
+            return Reply(time.perf_counter() - start, failure=failure), error
+        return Reply(time.perf_counter() - start, result), None
+
+    def _receive(self, link: Link, rank: int, share: str, work: int) -> Reply:
+        """A rank's reply, if it comes in time."""
+        seconds = self.reply_limit.seconds(share, work)
+        if not link.answers_within(seconds):
+            raise UserError(
+                f"worker process {rank + 1} of {self.fabric.world_size} has not answered for "
+                f"{seconds:.0f} s; the same command resumes the run, and {LEAST}=SECONDS lets it "
+                "wait longer"
+            )
+        with ended_by_parent():
+            reply: Reply = link.receive(self.fabric.device)
+        self.reply_limit.note(share, reply.seconds, work)
+        return reply
 
     def _n_ranks(self) -> int:
         return min(self.available(), self.fabric.world_size)
 
-    def _broadcast(self, command: Command) -> Command:
-        """Rank 0's command, on every rank and its device."""
-        if self.fabric.world_size == 1:
-            return command
-        packed = io.BytesIO()
-        if self.fabric.global_rank == 0:
-            torch.save(command, packed)
-        with collective():
-            sent = io.BytesIO(self.fabric.broadcast(packed.getvalue()))
-        if self.fabric.global_rank == 0:
-            return command
-        received: Command = torch.load(sent, map_location=self.fabric.device, weights_only=False)
-        return received
-
     def _set_backdoors(self, backdoors: Sequence[PreparedBackdoor]) -> None:
         self.rank_context.set_backdoors(backdoors)
 
-    def _evaluate_share(self, params: Tensor, buffers: Tensor, n_ranks: int) -> Tensor:
+    def _evaluate_share(self, params: Tensor, buffers: Tensor, n_ranks: int) -> Tensor | None:
         rank, evaluator = self.fabric.global_rank, self.rank_context.evaluator
-        if rank < n_ranks:
-            counts = evaluator.count_correct(params, buffers, rank, n_ranks)
-        else:
-            counts = torch.zeros(len(evaluator.sets), dtype=torch.long, device=self.fabric.device)
-        if self.fabric.world_size > 1:
-            with collective():
-                distributed.all_reduce(counts)
-        return counts
+        if rank >= n_ranks:
+            return None
+        return evaluator.count_correct(params, buffers, rank, n_ranks)
 
-    def _train_share(self, round_: Round, n_ranks: int) -> tuple[Tensor, Tensor]:
-        """Train this rank's clients; the result is complete on rank 0 only."""
-        rank, participants = self.fabric.global_rank, round_.participants
-        costs = [self.rank_context.data.cost(round_.index, p) for p in participants]
-        groups = self.backend.groups(costs, [p.malicious for p in participants])
-        parts = balance([sum(costs[i] for i in group) for group in groups], n_ranks)
-        parts += [[]] * (self.fabric.world_size - n_ranks)
-        clients = [[i for position in part for i in groups[position]] for part in parts]
-        own = range(len(participants)) if rank == 0 else clients[rank]
+    def _train_share(
+        self, round_: Round, shares: Sequence[Groups], costs: Sequence[int]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Train this rank's clients; return the place of all rows on rank 0."""
+        rank = self.fabric.global_rank
+        self.clients = [[i for group in groups for i in group] for groups in shares]
+        own = range(len(costs)) if rank == 0 else self.clients[rank]
         updates = round_.params.new_empty(len(own), len(round_.params))
         buffers = round_.buffers.new_empty(len(own), len(round_.buffers))
-        results = dict(zip(own, map(FlatModel, updates, buffers), strict=True))
-        failure: UserError | None = None
-        try:
-            for group, share in self._with_progress(groups, parts[rank], costs):
-                self._run_group(round_, group, [results[i] for i in group])
-                if rank == 0:
-                    self.on_trained(share)
-        except UserError as error:
-            failure = error
-        self._raise_anywhere(failure)
-        send_to_rank_0(results, clients, rank)
-        return updates, buffers
+        self.results = dict(zip(own, map(FlatModel, updates, buffers), strict=True))
+        for group, share in self._with_progress(shares[rank], costs):
+            self._run_group(round_, group, [self.results[i] for i in group])
+            if rank == 0:
+                self.on_trained(share)
+        return (updates, buffers) if rank == 0 else None
+
+    def _collect(self) -> None:
+        """Bring the rows of all ranks to rank 0."""
+        send_to_rank_0(self.results, self.clients, self.fabric.global_rank, self.links)
+        self.results = {}
 
     @staticmethod
     def _with_progress(
-        groups: Sequence[Sequence[int]], positions: Sequence[int], costs: Sequence[int]
+        groups: Groups, costs: Sequence[int]
     ) -> Iterator[tuple[Sequence[int], float]]:
         """The groups of a rank, each with the share of the rank's work that is done after it."""
-        work = [sum(costs[i] for i in groups[position]) for position in positions]
-        for position, done in zip(positions, accumulate(work), strict=True):
-            yield groups[position], done / (sum(work) or 1)
+        work = [sum(costs[i] for i in group) for group in groups]
+        for group, done in zip(groups, accumulate(work), strict=True):
+            yield group, done / (sum(work) or 1)
 
     def _run_group(self, round_: Round, group: Sequence[int], rows: Sequence[FlatModel]) -> None:
         participants = [round_.participants[i] for i in group]
@@ -162,20 +215,3 @@ class RankGroup:
             reason = described(error, self.rank_context.replica.module)
             when = "pretraining" if round_.index < 0 else f"round {round_.index}"
             raise ClientError(f"client {who} in {when}: {reason}") from error
-
-    def _raise_anywhere(self, failure: UserError | None) -> None:
-        """Raise any rank's failure on all ranks, so that none waits for another."""
-        ranks = self.fabric.world_size
-        if ranks > 1:
-            n_failures = torch.tensor(int(failure is not None), device=self.fabric.device)
-            with collective():
-                distributed.all_reduce(n_failures)
-            if n_failures:
-                mine = failure and (str(failure), "".join(traceback.format_exception(failure)))
-                reports: list[tuple[str, str] | None] = [None] * ranks
-                with collective():
-                    distributed.all_gather_object(reports, mine)
-                line, trace = next(filter(None, reports))
-                failure = failure or ClientError(line, trace)
-        if failure is not None:
-            raise failure

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from end_to_end import environment
 from lightning.fabric import Fabric
 from omegaconf import OmegaConf
@@ -81,10 +81,20 @@ def test_cuda_without_a_gpu_is_refused_before_data_is_loaded() -> None:
 
 def test_lightning_gets_the_resolved_accelerator() -> None:
     with mock.patch("fedbench.engine.launch.Fabric") as fabric:
-        launch.make_fabric(Sequential(accelerator="gpu"), [1, 3])
+        launch.make_fabric(Sequential(accelerator="gpu"), [3])
     assert fabric.call_args.kwargs["accelerator"] == "cuda"
-    assert fabric.call_args.kwargs["devices"] == [1, 3]
-    assert fabric.call_args.kwargs["strategy"]._start_method == "spawn"
+    assert fabric.call_args.kwargs["devices"] == [3]
+
+
+def test_each_rank_gets_a_gpu_of_its_own() -> None:
+    main = launch.RankMain(Sequential(accelerator="cuda"), [1, 3], ranks, ())
+    with mock.patch("fedbench.engine.launch.Fabric") as fabric:
+        main(1, [])
+    assert fabric.call_args.kwargs["devices"] == [3]
+    strategy = fabric.call_args.kwargs["strategy"]
+    assert strategy.root_device == torch.device("cuda", 3)
+    assert (strategy.global_rank, strategy.world_size) == (1, 2)
+    assert not strategy.is_global_zero
 
 
 def ranks(fabric: Fabric) -> int:
@@ -99,12 +109,6 @@ def test_a_run_in_a_slurm_job_launches_its_own_ranks(monkeypatch: pytest.MonkeyP
     for key, value in (job | place).items():
         monkeypatch.setenv(f"SLURM_{key}", value)
     assert launch.launch(Sequential(accelerator="cpu"), 2, ranks) == 2
-
-
-def test_ranks_wait_for_hours() -> None:
-    """Rank 0 may wait for the pretraining of another run."""
-    fabric = launch.make_fabric(Sequential(accelerator="cpu"), 2)
-    assert fabric.strategy._timeout >= timedelta(days=1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,13 +14,16 @@ from lightning.fabric import Fabric
 from numpy.typing import NDArray
 
 from fedbench.config import RunConfig
+from fedbench.engine import reply_limit
 from fedbench.engine.client_selection import Round
 from fedbench.engine.executors import Sequential
 from fedbench.engine.flat_parameters import FlatModel
 from fedbench.engine.launch import launch
 from fedbench.engine.rank_assignment import balance
 from fedbench.engine.ranks import RankGroup
-from fedbench.engine.transport import send_to_rank_0
+from fedbench.engine.reply_limit import LEAST
+from fedbench.engine.transport import links_in, send_to_rank_0
+from fedbench.errors import UserError
 from fedbench.plan import Plan
 from fedbench.single_run import build_rank_context
 
@@ -53,7 +59,7 @@ def exchange(fabric: Fabric, clients_by_rank: list[list[int]]) -> Array:
     for client in clients_by_rank[rank]:
         results[client].params.copy_(10 * client + torch.arange(3))
         results[client].buffers.fill_(rank)
-    send_to_rank_0(results, clients_by_rank, rank)
+    send_to_rank_0(results, clients_by_rank, rank, links_in(fabric))
     return torch.stack([torch.cat(results[i]) for i in own]).numpy()
 
 
@@ -68,20 +74,22 @@ def test_rank_0_gets_every_row(clients_by_rank: list[list[int]]) -> None:
     assert rows[:, 3:].tolist() == [[by[i]] * 2 for i in range(6)]
 
 
+CONFIG = RunConfig(
+    defense={"name": "fedavg"},
+    dataset={"name": "fmnist_sample"},
+    model={"name": "resnet18_light", "widths": [4]},
+    attack={"name": "none"},
+    executor={"name": "auto"},
+    tracker={"name": "none"},
+    n_clients=[3, 5],
+    pool=40,
+    local_epochs=1,
+)
+
+
 def trained(fabric: Fabric, n_available: int) -> tuple[Array, Array, list[float | None]] | None:
     """Train and evaluate with `n_available` working ranks."""
-    config = RunConfig(
-        defense={"name": "fedavg"},
-        dataset={"name": "fmnist_sample"},
-        model={"name": "resnet18_light", "widths": [4]},
-        attack={"name": "none"},
-        executor={"name": "auto"},
-        tracker={"name": "none"},
-        n_clients=[3, 5],
-        pool=40,
-        local_epochs=1,
-    )
-    plan = Plan.of(config)
+    plan = Plan.of(CONFIG)
     rank_context = build_rank_context(plan, plan.source.load(), fabric)
     layout = rank_context.replica.layout
     ranks = RankGroup(plan.executor, rank_context)
@@ -99,6 +107,52 @@ def trained(fabric: Fabric, n_available: int) -> tuple[Array, Array, list[float 
     measured = ranks.evaluate(start[0] + updates.mean(dim=0), buffers.mean(dim=0))
     ranks.stop()
     return updates.numpy(), buffers.numpy(), measured
+
+
+def evaluated(
+    fabric: Fabric, seconds: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> list[float | None] | None:
+    """Evaluate after a wait of rank 0; rank 1 needs a while for its share."""
+    if fabric.global_rank == 1:
+        share = RankGroup._evaluate_share
+
+        def slow(*arguments: Any) -> Any:
+            time.sleep(seconds[1])
+            return share(*arguments)
+
+        slow.__name__ = share.__name__
+        monkeypatch.setattr(RankGroup, "_evaluate_share", slow)
+    else:
+        time.sleep(seconds[0])
+    plan = Plan.of(CONFIG)
+    rank_context = build_rank_context(plan, plan.source.load(), fabric)
+    ranks = RankGroup(plan.executor, rank_context)
+    if fabric.global_rank > 0:
+        ranks.serve()
+        return None
+    layout = rank_context.replica.layout
+    return ranks.evaluate(layout.read_params(), layout.read_buffers())
+
+
+@pytest.mark.slow
+def test_rank_0_waits_for_a_reply_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LEAST, "1")
+    monkeypatch.setattr(reply_limit, "FACTOR", 2)
+    line = (
+        r"^worker process 2 of 2 has not answered for \d+ s; the same command resumes the run, and "
+        "FEDBENCH_RANK_TIMEOUT=SECONDS lets it wait longer$"
+    )
+    start = time.monotonic()
+    with pytest.raises(UserError, match=line):
+        launch(Sequential(), 2, evaluated, (0, 60), monkeypatch)
+    assert time.monotonic() - start < 50
+
+
+@pytest.mark.slow
+def test_other_ranks_wait_for_rank_0_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for the pretraining of another run."""
+    monkeypatch.setenv(LEAST, "1")
+    assert launch(Sequential(), 2, evaluated, (2.5, 0), monkeypatch)
 
 
 @pytest.mark.slow
