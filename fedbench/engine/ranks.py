@@ -86,10 +86,9 @@ class RankGroup:
         parts += [[]] * (self.fabric.world_size - len(parts))
         shares = [[groups[position] for position in part] for part in parts]
         work = [sum(group_costs[position] for position in part) for part in parts]
-        updates, buffers = self._on_all_ranks(self._train_share, round_, shares, costs, work=work)[
-            0
-        ]
+        rows, *_ = self._on_all_ranks(self._train_share, round_, shares, costs, work=work)
         self._on_all_ranks(self._collect)
+        updates, buffers = rows
         return updates, buffers
 
     def evaluate(self, params: Tensor, buffers: Tensor) -> list[float | None]:
