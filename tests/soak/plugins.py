@@ -24,11 +24,13 @@ from fedbench.config import RunConfig
 from fedbench.data import DATASETS, Dataset
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, mean_of
 from fedbench.engine.executors import Sequential
+from fedbench.engine.flat_parameters import FlatModel
 from fedbench.engine.rank_context import RankContext
 from fedbench.engine.ranks import RankGroup
 from fedbench.errors import UserError
 from fedbench.federation import Federation
 from fedbench.results.checkpoint import Checkpoint
+from fedbench.testing.verify import verify_state
 from tests.soak.outcome import Outcome
 
 TIMES = 700
@@ -174,23 +176,27 @@ def data() -> Dataset:
 
 
 @cache
-def context() -> RankContext:
+def context() -> tuple[RankContext, FlatModel]:
+    """Return clients and network, and the model as initialized."""
     config = RunConfig(n_clients=6, pmr=0.34, local_epochs=1, batch_size=16, pretrain_rounds=0)
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
     fabric = Fabric(accelerator="cpu", devices=1)
-    return RankContext(config, data(), network, HostileAttack(), fabric)
+    built = RankContext(config, data(), network, HostileAttack(), fabric)
+    layout = built.replica.layout
+    return built, FlatModel(layout.read_params(), layout.read_buffers())
 
 
 def federation(defense: Defense, attack: Attack) -> Federation:
     """Return a federation with these plugins; all tries share clients and network."""
-    ranks = RankGroup(Sequential(), context())
-    ranks.rank_context.attack = ranks.rank_context.data.attack = attack
-    return Federation(ranks, defense)
+    shared, initial = context()
+    shared.attack = shared.data.attack = attack
+    shared.replica.layout.write(*initial)
+    return Federation(RankGroup(Sequential(), shared), defense)
 
 
 def problem_of(state: Checkpoint) -> str | None:
-    """What is wrong with the state after a round: not finite, or not what a checkpoint holds."""
+    """What is wrong with the state after a round; None if it is finite and survives a checkpoint."""
     for name in ("params", "buffers"):
         if not bool(getattr(state, name).isfinite().all()):
             return f"the global {name} are not finite"
@@ -198,9 +204,11 @@ def problem_of(state: Checkpoint) -> str | None:
     torch.save(vars(state), file)
     file.seek(0)
     torch.load(file, weights_only=True)
-    seen = state.defense_state["seen"] if isinstance(state.defense_state, dict) else None
-    broken = isinstance(seen, Tensor) and seen.is_floating_point() and not seen.isfinite().all()
-    return "the state is not finite" if broken else None
+    try:
+        verify_state(state.defense_state)
+    except AssertionError as error:
+        return str(error)
+    return None
 
 
 def problem_after(server: Federation, rounds: int) -> str | None:
