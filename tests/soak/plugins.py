@@ -196,7 +196,7 @@ def federation(defense: Defense, attack: Attack) -> Federation:
 
 
 def problem_of(state: Checkpoint) -> str | None:
-    """What is wrong with the state after a round; None if it is finite and survives a checkpoint."""
+    """What is wrong with the state after a round; None if a checkpoint can hold it."""
     for name in ("params", "buffers"):
         if not bool(getattr(state, name).isfinite().all()):
             return f"the global {name} are not finite"
