@@ -8,8 +8,9 @@ value of client i, all the clients that passed the screening, and A those that t
     result = median over A of b_i, kept within center +- SPREADS * spread
 
 The result follows the clients whose updates enter the model. Its bounds depend on no verdict, and
-fewer than half of the clients cannot move them beyond what honest clients send. The median over A
-alone would not do: a client with a clean update and hostile buffers may be all that Krum accepts.
+fewer than half of the clients cannot move them further than SPREADS times the range of the honest
+values beyond that range. The median over A alone would not do: a client with a clean update and
+hostile buffers may be all that Krum accepts.
 """
 
 from __future__ import annotations
