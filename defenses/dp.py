@@ -8,8 +8,8 @@ Language Models, ICLR 2018, https://arxiv.org/abs/1710.06963
 
 S and sigma are constants, chosen per data set (see docs/defenses.md). This is a defense and not a
 privacy guarantee: sigma is far below what a useful (epsilon, delta) needs, and no privacy budget is
-tracked. DP does not judge clients, so TPR and TNR are undefined. Batch-norm statistics are averaged
-without clipping or noise, which leaves an opening for attackers.
+tracked. DP does not judge clients, so TPR and TNR are undefined. Batch-norm statistics are neither
+clipped nor noised; the server combines them, see `fedbench.buffer_aggregation`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ a client can lie about that number. BayBFed's evaluation does the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, mean_of
 @dataclass(frozen=True)
 class FedAvg(Defense):
     """The plain mean, without a defense. Accepts all clients."""
+
+    averages_buffers: ClassVar[bool] = True
 
     def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Aggregate, Any]:
         return mean_of(updates, torch.ones(len(updates), dtype=torch.bool)), state

@@ -18,8 +18,8 @@ is kept.
 
 lambda is 0.001 for images and words; the paper uses 0.01 for network traffic. By definition FLAME
 keeps little more than half of the clients if they are diverse, attack or not: it rejects honest
-clients with unusual data in every round. Batch-norm statistics are averaged over the kept clients,
-neither clipped nor noised.
+clients with unusual data in every round. Batch-norm statistics are neither clipped nor noised; the
+server combines those of the kept clients, see `fedbench.buffer_aggregation`.
 """
 
 from __future__ import annotations

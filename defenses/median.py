@@ -5,9 +5,8 @@ https://arxiv.org/abs/1803.01498
     update_p = median_i u_ip, for every coordinate p
 
 For an even number of clients the median is the mean of the two middle values (`torch.median` takes
-the lower one). Median does not judge clients, so TPR and TNR are undefined. Batch-norm statistics
-are averaged, as in every defense. This leaves an opening for attackers that does not exist in the
-paper, which has no batch norm.
+the lower one). Median does not judge clients, so TPR and TNR are undefined. The paper has no batch
+norm; its statistics are combined by the server, see `fedbench.buffer_aggregation`.
 """
 
 from __future__ import annotations

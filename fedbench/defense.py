@@ -57,6 +57,9 @@ class Defense(Plugin, ABC):
     """
 
     version: ClassVar[int] = 1  # increase when the same input gives a different output
+    # Batch-norm statistics and other float buffers: their mean with `weights`, or, if False, what
+    # a minority of hostile clients cannot move; see `fedbench.buffer_aggregation`.
+    averages_buffers: ClassVar[bool] = False
 
     @property
     def exemptions(self) -> Mapping[str, str]:

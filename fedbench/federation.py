@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from fedbench.backdoor import Backdoor, prepare_all
-from fedbench.defense import Aggregate, Defense, ServerView
+from fedbench.buffer_aggregation import mean_buffers, robust_buffers
+from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
 from fedbench.engine.client_selection import Round
 from fedbench.engine.collusion import collude
 from fedbench.engine.ranks import RankGroup
 from fedbench.errors import UserError
+from fedbench.plugin_answers import check_state, checked_aggregate
 from fedbench.results.checkpoint import Checkpoint
 from fedbench.results.round_record import client_records, round_record
 from fedbench.results.run_dir import Record
@@ -45,8 +47,9 @@ class Federation:
     def initial(self) -> Checkpoint:
         """The state before any round, pretraining included."""
         params, buffers = self.fresh
-        first = -self.config.pretrain_rounds
-        return Checkpoint(first, params, buffers, params, buffers, self.defense.init())
+        first, state = -self.config.pretrain_rounds, self.defense.init()
+        check_state(DEFENSES.label(self.defense), state)
+        return Checkpoint(first, params, buffers, params, buffers, state)
 
     def prepare(self, backdoors: Sequence[Backdoor], start: Checkpoint) -> None:
         """Prepare the backdoors from the model before round 0, whichever round `start` is."""
@@ -80,7 +83,8 @@ class Federation:
         clock.lap("train")
         wrong_size = collude(self.rank_context, round_, updates)
         clock.lap("collude")
-        screened = screen(updates, buffers, wrong_size)
+        layout = self.rank_context.replica.layout
+        screened = screen(updates, buffers, wrong_size, layout, start.buffers)
         clock.lap("screen")
         aggregate, state = self._aggregate(start, round_, screened)
         end, applied = self._apply(start, screened, aggregate, state)
@@ -116,8 +120,8 @@ class Federation:
         )
         passed = torch.tensor(rows, dtype=torch.long, device=device)
         updates = screened.updates if len(passed) == n else screened.updates[passed]
-        aggregate, state = self.defense.aggregate(updates, start.defense_state, view)
-        aggregate = _checked(aggregate, updates)
+        answer = self.defense.aggregate(updates, start.defense_state, view)
+        aggregate, state = checked_aggregate(DEFENSES.label(self.defense), answer, updates)
 
         def spread(values: Tensor) -> Tensor:
             return values.new_zeros(n).index_copy(0, passed, values)
@@ -147,11 +151,14 @@ class Federation:
         become infinite (finite rows can overflow); then the defense forgets the round, too.
         """
         end = replace(start, next_round=start.next_round + 1)
-        total = aggregate.weights.sum()
-        if total == 0:
+        if aggregate.weights.sum() == 0:
             return replace(end, defense_state=state), False
         params = start.params + self.config.server_lr * aggregate.update
-        buffers = (aggregate.weights @ screened.buffers) / total  # over accepted clients
+        if self.defense.averages_buffers:
+            buffers = mean_buffers(screened.buffers, aggregate.weights)
+        else:
+            rows = screened.passed
+            buffers = robust_buffers(screened.buffers[rows], aggregate.weights[rows] > 0)
         if not is_finite(params) or not is_finite(buffers):
             return end, False
         return replace(end, params=params, buffers=buffers, defense_state=state), True
@@ -175,29 +182,3 @@ class Stopwatch:
         now = time.perf_counter()
         self.seconds[step] = now - self._last
         self._last = now
-
-
-def _checked(aggregate: Aggregate, updates: Tensor) -> Aggregate:
-    """Check the contract of a defense's result; convert it to the dtype and device of updates."""
-    n, p = updates.shape
-    named = {"update": aggregate.update, "weights": aggregate.weights}
-    optional = {"accepted": aggregate.accepted, "scores": aggregate.scores}
-    named |= {name: value for name, value in optional.items() if value is not None}
-    for name, value in [*named.items(), *aggregate.details.items()]:
-        shape = (p,) if name == "update" else (n,)
-        if value is None or tuple(value.shape) != shape:
-            found = None if value is None else tuple(value.shape)
-            raise UserError(f"the defense's {name} must be of shape {shape}, got {found}")
-        if name != "update" and value.isnan().any():
-            raise UserError(f"the defense's {name} must not be NaN, got {value.tolist()}")
-    accepted, scores, threshold = aggregate.accepted, aggregate.scores, aggregate.threshold
-    if threshold is not None and not isinstance(threshold, int | float):
-        raise UserError(f"the defense's threshold must be a number or None, got {threshold!r}")
-    return replace(
-        aggregate,
-        update=aggregate.update.to(updates),
-        weights=aggregate.weights.to(updates),
-        accepted=None if accepted is None else accepted.to(updates.device, torch.bool),
-        scores=None if scores is None else scores.to(updates.device),
-        details={name: values.to(updates.device) for name, values in aggregate.details.items()},
-    )

@@ -61,6 +61,11 @@ class Registry(Generic[T]):
             self._load(plugins[name])
         return self._classes[name]
 
+    def label(self, plugin: T) -> str:
+        """Name a plugin for messages: `defense krum`; by its class if it is not registered."""
+        names = [name for name, cls in self._classes.items() if cls is type(plugin)]
+        return f"{self.kind} {(names or [type(plugin).__name__])[0]}"
+
     def _load(self, plugin: EntryPoint) -> None:
         """Import a plugin. Raise a UserError if that fails, or if it has another name."""
         try:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
 from fedbench.errors import UserError
+from fedbench.plugin_answers import check_state, checked_aggregate
 from fedbench.rng import generator
 
 Params = Tensor | Mapping[str, Tensor]
@@ -54,6 +55,7 @@ class Server:
         self.params = None if params is None else _flat(params)
         self.layers = _slices(params) if isinstance(params, Mapping) else None
         self.state: Any = self.defense.init()
+        check_state(DEFENSES.label(self.defense), self.state)
         self.index = 0
         self._initial_params = self.params
 
@@ -77,7 +79,8 @@ class Server:
             layers=self.layers or {"params": slice(0, rows.shape[1])},
             rng=generator(self.seed, "defense", self.index),
         )
-        result, self.state = self.defense.aggregate(rows, self.state, view)
+        answer = self.defense.aggregate(rows, self.state, view)
+        result, self.state = checked_aggregate(DEFENSES.label(self.defense), answer, rows)
         self.params = self.params + self.server_lr * result.update
         self.index += 1
         return result

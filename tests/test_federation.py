@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_a_threshold_that_is_no_number_is_a_user_error(federation: Make) -> None
             outcome, state = super().aggregate(updates, state, view)
             return replace(outcome, threshold=torch.tensor([1.0])), state
 
-    with pytest.raises(UserError, match="threshold must be a number or None"):
+    with pytest.raises(UserError, match="threshold must be a finite number or None"):
         federation(Wrong()).round(start(federation()))
 
 
@@ -261,8 +261,8 @@ def test_details_are_recorded_per_client(federation: Make) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (torch.zeros(2), r"the defense's extra must be of shape \(6,\), got \(2,\)"),
-        (torch.full((6,), torch.nan), "the defense's extra must not be NaN"),
+        (torch.zeros(2), r"details\['extra'\] must be .* shape \(6,\), got .* \(2,\)"),
+        (torch.full((6,), torch.nan), r"details\['extra'\] must not be NaN"),
     ],
 )
 def test_malformed_details_are_a_user_error(federation: Make, values: Tensor, message: str) -> None:
@@ -291,13 +291,14 @@ def test_malformed_update_of_a_defense_is_a_user_error(federation: Make) -> None
             return Aggregate(updates[0][:-1], torch.ones(len(updates))), state
 
     server = federation(ShortUpdate())
-    with pytest.raises(UserError, match=r"update must be of shape \(7850,\)"):
+    with pytest.raises(UserError, match=r"defense ShortUpdate: update must be .* shape \(7850,\)"):
         server.round(start(server))
 
 
 def test_attack_that_returns_too_few_rows_is_a_user_error(federation: Make) -> None:
     server = federation(RecordingFedAvg(), Hostile(rows=lambda u: u[:1]))
-    with pytest.raises(UserError, match="a row for each of 2 clients, got 1"):
+    expected = r"shape \(2, 7850\) or a list of its rows, got .* \(1, 7850\)"
+    with pytest.raises(UserError, match=expected):
         server.round(start(server))
 
 
@@ -317,11 +318,11 @@ class TestBatchNorm:
             nn.Flatten(), nn.Linear(784, 8), ShiftAndScale(), nn.BatchNorm1d(8), nn.Linear(8, 10)
         )
 
-    def test_statistics_are_averaged_with_the_weights_of_accepted_clients(
-        self, federation: Make
-    ) -> None:
+    def test_statistics_may_be_averaged_with_the_weights(self, federation: Make) -> None:
         @dataclass(frozen=True)
         class Weighted(Defense):
+            averages_buffers: ClassVar[bool] = True
+
             def aggregate(self, updates: Tensor, state: Any, view: ServerView) -> tuple[Any, Any]:
                 weights = torch.tensor([0.75, 0.25, 0, 0, 0, 0])
                 return Aggregate(weights @ updates, weights, weights > 0), state

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedbench.attack import Attack, Poisoning
+from fedbench.attack import ATTACKS, Attack, Poisoning
 from fedbench.backdoor import PreparedBackdoor
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.datasets.partition import client_indices
 from fedbench.engine.client_selection import Participant
+from fedbench.plugin_answers import checked_samples
 from fedbench.rng import generator
 
 
@@ -73,4 +74,5 @@ class ClientData:
             n_classes=data.n_classes,
             rng=generator(seed, "poison", *key),
         )
-        return self.attack.poison(x, y, poisoning)
+        answer = self.attack.poison(x, y, poisoning)
+        return checked_samples(ATTACKS.label(self.attack), answer, x, y)

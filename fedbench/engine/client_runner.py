@@ -9,13 +9,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedbench.attack import AttackView
+from fedbench.attack import ATTACKS, AttackView
 from fedbench.engine.client_selection import Participant, Round, malicious_positions
 from fedbench.engine.executors import Backend
 from fedbench.engine.flat_parameters import FlatModel
 from fedbench.engine.local_training import AttackHooks, LocalTraining
 from fedbench.engine.rank_context import RankContext
-from fedbench.errors import UserError
+from fedbench.plugin_answers import checked_objective, checked_update
 from fedbench.rng import derive, generator
 
 
@@ -75,11 +75,9 @@ class ClientRunner:
         self.backend.fit(round_.model, trainings, [out[i] for i in trained])
 
     def _craft(self, update: Tensor, view: AttackView) -> None:
-        crafted = self.rank_context.attack.craft(update, view)
-        if crafted.shape != update.shape:
-            shapes = f"{tuple(update.shape)}, got {tuple(crafted.shape)}"
-            raise UserError(f"craft must return an update of shape {shapes}")
-        update.copy_(crafted)
+        attack = self.rank_context.attack
+        crafted = attack.craft(update, view)
+        update.copy_(checked_update(ATTACKS.label(attack), crafted, update))
 
     def _local_training(
         self, round_: Round, participant: Participant, view: AttackView | None = None
@@ -90,10 +88,12 @@ class ClientRunner:
         key = (round_.index, participant.client)
         epochs, hooks = config.local_epochs, None
         if view is not None:
-            epochs = attack.training.epochs or epochs
+            epochs, label = attack.training.epochs or epochs, ATTACKS.label(attack)
             hooks = AttackHooks(
                 attack.training,
-                objective=lambda loss, params: attack.objective(loss, params, view),
+                objective=lambda loss, params: checked_objective(
+                    label, attack.objective(loss, params, view), loss
+                ),
                 project=lambda params: attack.project(params, view),
             )
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedbench.attack import Omniscient
+from fedbench.attack import ATTACKS, Omniscient
 from fedbench.engine.client_selection import Round, malicious_positions
 from fedbench.engine.rank_context import RankContext
-from fedbench.errors import UserError
+from fedbench.plugin_answers import checked_rows
 from fedbench.rng import generator
 
 
@@ -28,11 +28,8 @@ def collude(rank_context: RankContext, round_: Round, updates: Tensor) -> dict[i
     if isinstance(attack, Omniscient) and attack.omniscient:
         honest = [i for i, participant in enumerate(participants) if not participant.malicious]
         view = replace(view, benign=updates[honest])
-    sent = attack.collude(updates[malicious], view)
-    if len(sent) != len(malicious):
-        raise UserError(
-            f"collude must return a row for each of {len(malicious)} clients, got {len(sent)}"
-        )
+    own = updates[malicious]  # [M, P]
+    sent = checked_rows(ATTACKS.label(attack), attack.collude(own, view), own)
     wrong_size = {}
     for i, row in zip(malicious, sent, strict=True):
         if row.shape == round_.params.shape:

@@ -28,6 +28,7 @@ class ParameterLayout:
         params = {name: p for name, p in module.named_parameters() if p.requires_grad}
         buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         self.layers: Mapping[str, slice] = _slices(params)
+        self.buffers: Mapping[str, slice] = _slices(buffers)
         self.n_params = sum(p.numel() for p in params.values())
         self._params = tuple(params.values())
         self._buffers = tuple(buffers.values())
@@ -62,6 +63,11 @@ class ParameterLayout:
             return out
         # On the device of the parameters: the server multiplies [N, Q] by its weights even if Q = 0
         return self._params[0].new_zeros(0) if self._params else torch.zeros(0)
+
+
+def is_variance(buffer: str) -> bool:
+    """Whether a buffer of this name holds variances. All norm layers of torch use this name."""
+    return buffer.rpartition(".")[2] == "running_var"
 
 
 def _slices(tensors: Mapping[str, Tensor]) -> dict[str, slice]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedbench.defense import Aggregate
-
-STATE_TYPES = (Tensor, bool, int, float, str, type(None))
+from fedbench.errors import UserError
+from fedbench.plugin_answers import check_state, described, is_dense
 
 
 def verify_result(outcome: Aggregate, updates: Tensor) -> None:
@@ -61,6 +61,7 @@ def verify_tensor(
 ) -> None:
     """Fail unless the value is a finite tensor of this shape and, if given, dtype."""
     assert isinstance(value, Tensor), f"{name} must be a tensor, got {value!r}"
+    assert is_dense(value), f"{name} must be a dense tensor, got {described(value)}"
     assert value.shape == shape, f"{name} must have shape {shape}, got {tuple(value.shape)}"
     assert dtype in (None, value.dtype), f"{name} must have dtype {dtype}, got {value.dtype}"
     wrong = value[~value.isfinite()].tolist()
@@ -71,24 +72,10 @@ def verify_tensor(
 
 def verify_state(state: Any) -> None:
     """Fail unless the state consists of what a checkpoint may contain, all of it finite."""
-    if type(state) is dict:
-        wrong = [key for key in state if type(key) not in (int, str)]
-        assert not wrong, f"keys of a state must be int or str, got {wrong[0]!r}"
-        parts: list[Any] = list(state.values())
-    elif type(state) in (list, tuple):
-        parts = list(state)
-    else:
-        known = type(state) in STATE_TYPES
-        assert known, (
-            "a state must consist of tensors, numbers, strings, None, and dicts, lists and tuples "
-            f"of these, got {type(state).__name__}"
-        )
-        finite = not isinstance(state, float) or math.isfinite(state)
-        finite = finite and (not isinstance(state, Tensor) or bool(state.isfinite().all()))
-        assert finite, f"a state must be finite, got {state}"
-        parts = []
-    for part in parts:
-        verify_state(part)
+    try:
+        check_state("defense", state)
+    except UserError as error:
+        raise AssertionError(str(error)) from error
 
 
 def verify_class(plugin: Any, base: type) -> None:

@@ -197,7 +197,7 @@ def test_an_update_of_the_wrong_shape_is_an_error(federation: Make) -> None:
         def craft(self, update: Tensor, view: AttackView) -> Tensor:
             return update[:-1]
 
-    with pytest.raises(UserError, match=r"craft must return .* \(7850,\), got \(7849,\)"):
+    with pytest.raises(UserError, match=r"craft must return .* \(7850,\), got .* \(7849,\)"):
         sent(federation(Spy(), Short()))
 
 
