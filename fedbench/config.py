@@ -27,8 +27,7 @@ USER_ARGUMENTS = ("dataset.arguments", "model.arguments")  # the user's code che
 # clip_grad=auto: the bound, and below how many clients of one class each it holds. On
 # fmnist_sample (seed 100), 2 to 8 such clients diverged without, and 2 learned nothing with 5.
 FEW_CLIENTS_CLIP, FEW_CLIENTS = 1.0, 20
-# Whole numbers: the least and the most. No run needs more, and larger ones would only end in a hang
-# or in lack of memory. A seed has the limit of numpy's generators.
+# The least and the most of whole numbers. No run needs more. A seed has numpy's limit.
 WHOLE = {
     "rounds": (1, 100_000),
     "pretrain_rounds": (0, 100_000),
@@ -219,8 +218,7 @@ class RunConfig:
         self._require("partition", self.partition in PARTITIONS, f"one of {', '.join(PARTITIONS)}")
         valid = self.name != "" and "/" not in self.name and not self.name.startswith(".")
         valid = valid and len(self.name.encode()) <= LONGEST_NAME
-        rule = f"a folder name of at most {LONGEST_NAME} bytes, not hidden"
-        self._require("name", valid, rule)
+        self._require("name", valid, f"a folder name of at most {LONGEST_NAME} bytes, not hidden")
         self._require("out", self.out != "", "a folder")
 
     def _check_clients(self) -> None:
