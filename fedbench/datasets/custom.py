@@ -62,7 +62,7 @@ class CustomData(DataSource):
         valid = self.size is None or (
             len(self.size) == 2 and min(self.size) >= 1 and max(self.size) <= LARGEST_SIDE
         )
-        rule = f"[height, width] of 1 to {LARGEST_SIDE} pixels, or null"
+        rule = f"[height, width] in pixels, up to {LARGEST_SIDE}, or null"
         require(self, "size", valid, rule)
         ends = self.pixel_range
         valid = ends is None or (len(ends) == 2 and ends[0] < ends[1])
