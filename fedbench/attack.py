@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbench.backdoor import Backdoor, PreparedBackdoor
-from fedbench.config import rounded_count
+from fedbench.config import WHOLE, rounded_count
 from fedbench.data import Spec
 from fedbench.digests import Plugin
 from fedbench.registry import Registry, require
@@ -47,6 +47,9 @@ class Poisoning:
         return torch.randperm(n, generator=self.rng)[: rounded_count(self.pdr, n)]
 
 
+MOST_EPOCHS = WHOLE["local_epochs"][1]
+
+
 @dataclass(frozen=True)
 class TrainingOverrides:
     """Local training settings of a malicious client that differ from those of honest clients."""
@@ -57,7 +60,8 @@ class TrainingOverrides:
     lr_decay_at: list[float] = field(default_factory=list)  # as shares of the epochs, 0..1
 
     def __post_init__(self) -> None:
-        require(self, "epochs", self.epochs is None or self.epochs >= 1, "at least 1")
+        valid = self.epochs is None or 1 <= self.epochs <= MOST_EPOCHS
+        require(self, "epochs", valid, f"from 1 to {MOST_EPOCHS}, or null")
         require(self, "lr", self.lr is None or 0 < self.lr < math.inf, "above 0")
         require(self, "lr_decay", 0 < self.lr_decay < math.inf, "above 0")
         shares = all(0 <= at <= 1 for at in self.lr_decay_at)

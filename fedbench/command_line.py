@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from fedbench.composition import is_sweep_file
+from fedbench.composition import check_choice, is_sweep_file
 from fedbench.config import RunConfig
 from fedbench.errors import UserError, did_you_mean, nearest
 from fedbench.multirun.sweeper import owner_of
@@ -177,27 +177,11 @@ def _check(override: Override, sweep: bool) -> None:
         if not sweep:
             raise UserError(f"{line}: several values are a sweep; add -m: fedbench -m {line}")
         return
-    if key in config_groups():
-        _check_choice(override)
+    check_choice(override)
     owner = owner_of(key, {group: options_of(group) for group in config_groups()})
     if owner is not None and not sweep:
         plain = line.replace(key, owner[2], 1)
         raise UserError(f"{line}: belongs in a sweep, -m; for a single run write {plain}")
-
-
-def _check_choice(override: Override) -> None:
-    """Raise a UserError unless the value is the name of a plugin, or settings of one."""
-    line, key = override.input_line, override.key_or_group
-    if override.is_delete():
-        if key in RunConfig.__dataclass_fields__:
-            raise UserError(f"{line}: a run needs a choice of {key}; write {key}=NAME")
-        return
-    value = override.value()
-    if isinstance(value, list):
-        names = ",".join(map(str, value))
-        raise UserError(f"{line}: must be one name; a sweep is -m {key}={names}")
-    if not isinstance(value, str | dict) or value == "":
-        raise UserError(f"{line}: must be a name; fedbench --help lists those of {key}")
 
 
 def _postponed(override: Override) -> str:

@@ -14,12 +14,14 @@ from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.types import RunMode
 from omegaconf import open_dict
 
 from fedbench.config import RunConfig, register_schema
 from fedbench.errors import UserError
+from fedbench.plugin_configs import config_groups
 
 # Strings that need no quotes in an override, so that errors quote the user's own words
 WORD = re.compile(r"(?!(null|true|false|inf|nan)$)[a-z_]\w*", re.IGNORECASE | re.ASCII)
@@ -34,6 +36,8 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[RunConfig, dict[str,
     """Return the checked configuration of one run, and the name chosen from each group."""
     register_schema()
     try:
+        for override in OverridesParser.create().parse_overrides([*overrides]):
+            check_choice(override)
         with hydra_initialized():
             composed = hydra.compose("config", overrides=[*overrides], return_hydra_config=True)
     except ValueError as error:  # Hydra raises it for a few user errors, e.g. `defense=null`
@@ -42,6 +46,23 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[RunConfig, dict[str,
     with open_dict(composed):
         del composed["hydra"]
     return RunConfig.from_hydra(composed), choices
+
+
+def check_choice(override: Override) -> None:
+    """Raise a UserError if an override gives a group anything but a plugin's name or settings."""
+    line, key = override.input_line, override.key_or_group
+    if override.is_sweep_override() or key not in config_groups():
+        return
+    if override.is_delete():
+        if key in RunConfig.__dataclass_fields__:
+            raise UserError(f"{line}: a run needs a choice of {key}; write {key}=NAME")
+        return
+    value = override.value()
+    if isinstance(value, list):
+        names = ",".join(map(str, value))
+        raise UserError(f"{line}: must be one name; a sweep is -m {key}={names}")
+    if not isinstance(value, str | dict) or not value:
+        raise UserError(f"{line}: must be a name; fedbench --help lists those of {key}")
 
 
 def is_sweep_file(name: str, folder: str | None) -> bool:

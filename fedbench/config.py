@@ -17,13 +17,28 @@ from fedbench.datasets.partition import PARTITIONS
 from fedbench.errors import UserError, no_setting
 from fedbench.multirun.resources import jobs
 from fedbench.plugin_configs import register_plugin_configs
+from fedbench.value_checks import check_values, shown
 
 # Part of every run id. Raise it when the same settings give other numbers or other checkpoints.
 RESULTS_VERSION = 6
 MALICIOUS = ("fixed", "sampled")
+GROUPS = ("defense", "attack", "dataset", "model", "executor", "tracker")
+USER_ARGUMENTS = ("dataset.arguments", "model.arguments")  # the user's code checks them
 # clip_grad=auto: the bound, and below how many clients of one class each it holds. On
 # fmnist_sample (seed 100), 2 to 8 such clients diverged without, and 2 learned nothing with 5.
 FEW_CLIENTS_CLIP, FEW_CLIENTS = 1.0, 20
+# The least and the most of whole numbers. No run needs more. A seed has numpy's limit.
+WHOLE = {
+    "rounds": (1, 100_000),
+    "pretrain_rounds": (0, 100_000),
+    "attack_start": (0, 100_000),
+    "evaluate_every": (1, 100_000),
+    "local_epochs": (1, 10_000),
+    "batch_size": (1, 1_000_000),
+    "seed": (0, 2**32 - 1),
+}
+MOST_CLIENTS, LARGEST_POOL = 10_000, 1_000_000
+LONGEST_NAME = 200  # bytes; a file name may have 255 in most file systems
 # Settings that do not change the results: paths, tracking, how work is divided among processes.
 # For `pretrained` the content of the file counts instead.
 NO_EFFECT = (
@@ -180,14 +195,18 @@ class RunConfig:
 
     def check(self) -> None:
         """Raise a UserError for the first value out of range."""
+        for group in GROUPS:
+            self._require(group, isinstance(getattr(self, group), dict), "settings of a plugin")
+        check_values(asdict(self), except_in=USER_ARGUMENTS)
         for key in ("pmr", "pdr", "non_iid"):
             self._require(key, 0 <= getattr(self, key) <= 1, "between 0 and 1")
         valid = self.pretrain_non_iid is None or 0 <= self.pretrain_non_iid <= 1
         self._require("pretrain_non_iid", valid, "between 0 and 1, or null")
-        for key in ("rounds", "evaluate_every", "local_epochs", "batch_size"):
-            self._require(key, getattr(self, key) >= 1, "at least 1")
-        for key in ("pretrain_rounds", "attack_start", "seed", "momentum", "weight_decay"):
-            self._require(key, 0 <= getattr(self, key) < math.inf, "0 or more and finite")
+        for key, (least, most) in WHOLE.items():
+            valid = least <= getattr(self, key) <= most
+            self._require(key, valid, f"a whole number from {least} to {most}")
+        self._require("momentum", 0 <= self.momentum < 1, "at least 0 and below 1")
+        self._require("weight_decay", 0 <= self.weight_decay < math.inf, "0 or more and finite")
         for key in ("lr", "server_lr", "dirichlet_alpha"):
             self._require(key, 0 < getattr(self, key) < math.inf, "above 0 and finite")
         clip = self.clip_grad
@@ -198,15 +217,18 @@ class RunConfig:
         self._check_schedule()
         self._require("partition", self.partition in PARTITIONS, f"one of {', '.join(PARTITIONS)}")
         valid = self.name != "" and "/" not in self.name and not self.name.startswith(".")
-        self._require("name", valid, "a folder name, not hidden")
+        valid = valid and len(self.name.encode()) <= LONGEST_NAME
+        self._require("name", valid, f"a folder name of at most {LONGEST_NAME} bytes, not hidden")
+        self._require("out", self.out != "", "a folder")
 
     def _check_clients(self) -> None:
         ends = self.n_clients if isinstance(self.n_clients, list) else [self.n_clients] * 2
         integers = len(ends) == 2 and all(type(n) is int for n in ends)  # bool is no int here
-        rule = "a whole number of at least 1 or a range [fewest, most]"
-        self._require("n_clients", integers and 1 <= ends[0] <= ends[1], rule)
+        rule = f"a whole number from 1 to {MOST_CLIENTS} or a range [fewest, most]"
+        self._require("n_clients", integers and 1 <= ends[0] <= ends[1] <= MOST_CLIENTS, rule)
         rule = f"at least {self.most_clients}, because n_clients={self.n_clients}"
         self._require("pool", self.pool_size >= self.most_clients, rule)
+        self._require("pool", self.pool_size <= LARGEST_POOL, f"at most {LARGEST_POOL}")
 
     def _check_schedule(self) -> None:
         self._require("pdr_step", math.isfinite(self.pdr_step), "finite")
@@ -226,10 +248,7 @@ class RunConfig:
 
     def _require(self, key: str, valid: bool, rule: str) -> None:
         if not valid:
-            value = getattr(self, key)
-            plain = value is not None and not isinstance(value, bool | list)
-            given = value if plain else json.dumps(value)  # null and true, as in YAML
-            raise UserError(f"{key}={given}: must be {rule}")
+            raise UserError(f"{key}={shown(getattr(self, key))}: must be {rule}")
 
     def run_id(self, versions: Mapping[str, int | str]) -> str:
         """Return the defense's name and a short hash of everything that affects the results."""

@@ -6,8 +6,10 @@ They are part of the run id, so a run with edited code or with other data is a n
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -97,6 +99,8 @@ def _joined(parts: Iterable[str]) -> str:
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's content. Raises OSError."""
     status = path.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise OSError(errno.EINVAL, "no ordinary file")  # reading a device or pipe may never end
     return _content_digest(path.absolute(), status.st_size, status.st_mtime_ns)
 
 

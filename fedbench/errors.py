@@ -23,6 +23,8 @@ KINDS = {
     "converted to Integer": "a whole number",
     "not a valid bool": "true or false",
 }
+LESS_MEMORY = "a smaller model, n_clients or batch_size needs less"
+LONGEST_LINE = 1000  # characters of a message
 INSTALLED = {"site-packages", "dist-packages"}  # names of the folders of libraries
 
 
@@ -68,11 +70,34 @@ def one_line(error: BaseException) -> str | None:
         override = re.search(r"override (.+)", str(error))
         given = override[1] if override else str(cause.full_key)
         message = f"{given}: {expected(given, first_line(cause))}"
+    elif is_out_of_memory(error):
+        message = f"memory ran out: {first_line(error)}; {LESS_MEMORY}"
     elif isinstance(error, UserError | HydraException | OSError | MarkedYAMLError):
         message = str(error)
     else:
         return None
-    return PREFIX + " ".join(message.split())
+    return PREFIX + _printable(" ".join(message.split()))
+
+
+def _printable(text: str) -> str:
+    """Shorten a long text in its middle, and escape what a terminal would interpret."""
+    if len(text) > LONGEST_LINE:
+        half = LONGEST_LINE // 2
+        text = f"{text[:half]} ... {text[-half:]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, numpy or torch could not get memory."""
+    signs = (
+        "can't allocate memory",
+        "not enough memory",
+        "out of memory",
+        "size calculation overf",
+    )
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    )
 
 
 def _missing_config(error: MissingConfigException) -> str:
@@ -137,6 +162,11 @@ def _is_internal(path: Path) -> bool:
     """Whether a file belongs to fedbench or to Python, such as `<frozen importlib>`."""
     in_python = path.is_relative_to(STDLIB) and not _is_installed(path)
     return in_python or path.is_relative_to(FEDBENCH) or path.name.startswith("<")
+
+
+def is_of_library(path: Path) -> bool:
+    """Whether a file belongs to Python, to fedbench or to an installed package."""
+    return _is_internal(path) or _is_installed(path)
 
 
 def _is_installed(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -36,6 +36,7 @@ class Model(Plugin, ABC):
 
 
 MODELS: Registry[Model] = Registry("model", "fedbench.models")
+MOST_LAYERS = 100
 SMALLEST_CNN_IMAGE = 16  # pixels per side; two convolutions and poolings leave one
 
 
@@ -187,7 +188,7 @@ class LSTM(SequenceModel):
 
     def __post_init__(self) -> None:
         require(self, "width", self.width >= 1, "at least 1")
-        require(self, "n_layers", self.n_layers >= 1, "at least 1")
+        require(self, "n_layers", 1 <= self.n_layers <= MOST_LAYERS, f"from 1 to {MOST_LAYERS}")
         require(self, "dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
@@ -211,7 +212,7 @@ class GRU(SequenceModel):
 
     def __post_init__(self) -> None:
         require(self, "width", self.width >= 1, "at least 1")
-        require(self, "n_layers", self.n_layers >= 1, "at least 1")
+        require(self, "n_layers", 1 <= self.n_layers <= MOST_LAYERS, f"from 1 to {MOST_LAYERS}")
 
     def build(self, sample_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         layers = nn.GRU(self.width, self.width, self.n_layers, batch_first=True)
@@ -257,15 +258,8 @@ class Custom(Model):
     def inputs(self) -> Iterable[ModuleType]:
         return self._code.modules()
 
-    def _loaded(self) -> Any:
-        function = self._code.load()
-        if not callable(function) or isinstance(function, nn.Module):
-            got = type(function).__name__
-            raise UserError(
-                f"model.target={self.target}: must be a class or a function, "
-                f"got an object of type {got}"
-            )
-        return function
+    def _loaded(self) -> Callable[..., Any]:
+        return self._code.load("a class of nn.Module", lambda cls: issubclass(cls, nn.Module))
 
     @property
     def _code(self) -> UserCode:

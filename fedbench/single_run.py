@@ -51,7 +51,11 @@ def run(config: RunConfig, origin: Origin | None = None) -> Record:
     dataset = plan.source.load()
     plan = plan.fitted(dataset.spec)
     from fedbench.engine.launch import launch
+    from fedbench.engine.memory_needs import check_fits
     from fedbench.engine.processes import WorkerError
+
+    if plan.executor.accelerator == "cpu":
+        check_fits(config, plan.model, dataset.input_shape, dataset.n_classes)
 
     if resources.in_sweep():
         exit_with_parent()

@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import sys
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedbench.errors import UserError, failure, nearest
+from fedbench.errors import UserError, failure, is_of_library, nearest
+
+IsWanted = Callable[[type], bool]
 
 IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
@@ -38,9 +41,32 @@ class UserCode:
     arguments: Mapping[str, Any]
     example: str  # a name for error messages, such as Net
 
-    def load(self) -> Any:
-        """Import it. Raise a UserError, which names the setting, if that fails."""
-        return self._import()[1]
+    def load(
+        self, what: str, is_wanted: IsWanted, may_return: IsWanted | None = None
+    ) -> Callable[..., Any]:
+        """Import it and check, before it is called, that it makes what the setting is for.
+
+        That is a class that `is_wanted` accepts, or a function. A function of Python or of an
+        installed package could do anything: its annotation must say that it returns such a class,
+        or one that `may_return` accepts.
+        """
+        found = self._import()[1]
+        if isinstance(found, type):
+            if not is_wanted(found):
+                raise self._error(f"must be a function or {what}, got the class {found.__name__}")
+            return found
+        function = inspect.unwrap(found) if callable(found) else found
+        if not inspect.isroutine(function):
+            got = f"an object of type {type(found).__name__}"
+            raise self._error(f"must be a function or {what}, got {got}")
+        returned = _returned(function)
+        if not is_users(function) and not (returned and (may_return or is_wanted)(returned)):
+            name = self._name_of(found)
+            raise self._error(
+                f"{name} belongs to a package, and no annotation says that it makes {what}; "
+                "call it in a function of your own"
+            )
+        return found  # type: ignore[no-any-return]
 
     def modules(self) -> list[ModuleType]:
         """The module that `path` names and, if that has imported it, the one that defines it."""
@@ -225,6 +251,23 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
         return None
+
+
+def is_users(function: Callable[..., Any]) -> bool:
+    """Whether a function is defined in the user's own files, not in Python or a package."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    return file is not None and not is_of_library(Path(file))
+
+
+def _returned(function: Callable[..., Any]) -> type | None:
+    """Return the class that the annotation of a function names as its result."""
+    try:
+        hint = typing.get_type_hints(function).get("return")
+    except Exception:  # names that exist for type checkers only
+        return None
+    made = typing.get_origin(hint) or hint
+    return made if isinstance(made, type) else None
 
 
 def _named(parameters: Mapping[str, inspect.Parameter]) -> list[str]:

@@ -6,7 +6,7 @@ into a `Dataset`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ from fedbench.registry import require
 from fedbench.rng import seeded
 from fedbench.user_code import DOTTED, IN_FILE, UserCode, absolute
 
+LARGEST_SIDE = 4096  # pixels of a resized image
 ARCHIVES = (".npz", ".pt", ".pth")
 FORMS = (
     "path/to/file.py:load, my_package.my_module.load, a folder of images, "
@@ -58,8 +59,11 @@ class CustomData(DataSource):
         require(self, "split_seed", self.split_seed >= 0, "0 or more")
         valid = self.kind is None or self.kind in KINDS
         require(self, "kind", valid, f"one of {', '.join(KINDS)}, or null")
-        valid = self.size is None or (len(self.size) == 2 and min(self.size) >= 1)
-        require(self, "size", valid, "[height, width] in pixels, or null")
+        valid = self.size is None or (
+            len(self.size) == 2 and min(self.size) >= 1 and max(self.size) <= LARGEST_SIDE
+        )
+        rule = f"[height, width] in pixels, up to {LARGEST_SIDE}, or null"
+        require(self, "size", valid, rule)
         ends = self.pixel_range
         valid = ends is None or (len(ends) == 2 and ends[0] < ends[1])
         require(self, "pixel_range", valid, "[lowest, highest], or null")
@@ -96,17 +100,11 @@ class CustomData(DataSource):
                 made = code.guarded(read_data_module, made)
         return made if isinstance(made, Dataset | UserArrays) else arrays_of(made)
 
-    def _loaded_code(self) -> Any:
-        function = self._code.load()
-        if not callable(function) or (isinstance(function, type) and not is_data_module(function)):
-            what = (
-                f"the class {function.__name__}" if callable(function) else type(function).__name__
-            )
-            raise UserError(
-                f"dataset.source={self.source}: must be a function or a LightningDataModule, "
-                f"got {what}"
-            )
-        return function
+    def _loaded_code(self) -> Callable[..., Any]:
+        def is_data(made: type) -> bool:
+            return issubclass(made, tuple | Mapping | Dataset | UserArrays) or is_data_module(made)
+
+        return self._code.load("a LightningDataModule", is_data_module, is_data)
 
     def _check_path(self) -> None:
         if self.arguments:
@@ -118,7 +116,7 @@ class CustomData(DataSource):
         path = self._path
         if not path.exists():
             raise UserError(f"dataset.source={self.source}: no {path}; expected {FORMS}")
-        if path.is_file() and path.suffix not in ARCHIVES:
+        if not path.is_dir() and not (path.is_file() and path.suffix in ARCHIVES):
             raise UserError(f"dataset.source={self.source}: must be {FORMS}")
         if self.size is not None and not path.is_dir():
             raise UserError(f"dataset.size={self.size}: resizes a folder of images only")

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedbench.data import Dataset, Features, Images, Kind, Sequences
 from fedbench.datasets.custom_labels import ClassLabels, Labels, encode_labels, read_labels
 from fedbench.datasets.custom_readers import UserArrays
+from fedbench.memory import check_memory
 from fedbench.metrics import IGNORED
 from fedbench.rng import numpy_generator
 
@@ -153,6 +154,7 @@ def _samples(name: str, value: Any) -> Tensor:
     x = value if isinstance(value, Tensor) else _tensor(name, value)
     if x.is_sparse or x.is_complex():
         raise ValueError(f"{name} must be a dense array of real numbers, got {_dtype(x)}")
+    check_memory(name, 4 * x.numel())  # a file can hold one number that stands for a trillion
     x = x.detach().cpu()
     if x.is_floating_point() or x.dtype == torch.bool:
         x = x.float()

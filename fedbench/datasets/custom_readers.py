@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.sampler import RandomSampler, SequentialSampler, WeightedRandomSampler
 
+from fedbench.datasets.bounded_files import check_archive
 from fedbench.datasets.cache import cached, fingerprint
 from fedbench.errors import UserError, nearest
+from fedbench.memory import check_memory
 
 if TYPE_CHECKING:  # takes seconds to import
     from lightning.pytorch import LightningDataModule
@@ -29,6 +31,8 @@ EXTENSIONS = (
     *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"),
     *(".tif", ".tiff", ".pgm", ".ppm"),
 )
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others can start programs
+LARGEST_IMAGE = 2**26  # pixels
 MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "PA": "RGB"}
 MODES |= {"CMYK": "RGB", "YCbCr": "RGB"}
 READ_BATCH = 256  # samples at a time, if the data loader does not say
@@ -77,11 +81,14 @@ def arrays_of(content: Any) -> UserArrays:
 def read_archive(path: Path) -> UserArrays:
     """Read an .npz or .pt file of arrays. No code in it is executed."""
     try:
+        check_archive(path)
         if path.suffix == ".npz":
             content: Any = _read_npz(path)
         else:
             with warnings.catch_warnings(action="ignore"):  # about files of other formats
                 content = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except Exception as error:  # numpy, torch, zipfile and pickle raise different types
         raise SourceError(_why_unreadable(path, error)) from error
     return arrays_of(content)
@@ -205,7 +212,8 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _images(folder: Path) -> list[Path]:
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS)
+    files = (path for path in folder.rglob("*") if path.is_file())
+    found = sorted(path for path in files if path.suffix.lower() in EXTENSIONS)
     if folder.is_dir() and not found:
         raise SourceError(f"no images in {folder} ({', '.join(EXTENSIONS)})")
     return found
@@ -215,6 +223,11 @@ def _read_images(
     files: Sequence[Sequence[tuple[Path, int]]], size: Sequence[int] | None
 ) -> dict[str, Tensor]:
     """Read images of one size: [n, C, H, W] uint8, gray if all of them are."""
+    n = sum(map(len, files))
+    if size is not None:
+        _check_fits(n, size)
+    first = _read_image(files[0][0][0], size)
+    _check_fits(n, first.shape)  # all have the same
     pixels = [[_read_image(path, size) for path, _ in part] for part in files]
     shapes = {
         image.shape[:2]: path
@@ -236,6 +249,10 @@ def _read_images(
     return content
 
 
+def _check_fits(n: int, shape: Sequence[int]) -> None:
+    check_memory(f"{n} images of {shape[0]} x {shape[1]} pixels", 2 * n * 3 * shape[0] * shape[1])
+
+
 def _color(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return [3, H, W] for an image [H, W] or [H, W, 3]."""
     return np.stack([image] * 3) if image.ndim == 2 else image.transpose(2, 0, 1)
@@ -246,7 +263,9 @@ def _read_image(path: Path, size: Sequence[int] | None) -> NDArray[np.uint8]:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=FORMATS) as image:
+            if image.width * image.height > LARGEST_IMAGE:  # before its pixels are unpacked
+                raise ValueError(f"{image.width} x {image.height} pixels, {LARGEST_IMAGE} allowed")
             if image.mode not in MODES:
                 raise ValueError(f"mode {image.mode} is not 8 bits per channel")
             plain = image.convert(MODES[image.mode])

@@ -27,12 +27,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.datasets.bounded_files import LARGEST, bounded, check_archive
 from fedbench.errors import UserError
+from fedbench.memory import check_memory
 from fedbench.results.atomic_files import write_atomically
 
-PlainFile = BufferedReader | gzip.GzipFile
-
 ASSETS = Path(__file__).parent.parent / "assets"
+LARGEST_CIFAR = 10_000  # records of a file
 UINT8 = 0x08  # idx type code; these data sets use no other
 
 
@@ -71,12 +72,12 @@ def reading(path: Path, expected: str = "a file", *errors: type[Exception]) -> I
 
 
 @contextmanager
-def decompressed(path: Path, expected: str = "an intact file") -> Iterator[PlainFile]:
-    """Open a file that may be gzipped; raise errors as `reading` does."""
+def decompressed(path: Path, expected: str = "an intact file") -> Iterator[BufferedReader]:
+    """Open a file that may be gzipped; raise errors as `reading` does, or for a bomb."""
     with reading(path, expected), path.open("rb") as file:
         # Check the content, not the name: browsers and mirrors unpack .gz files but keep the name.
         is_gzip = file.peek(2).startswith(b"\x1f\x8b")
-        yield gzip.GzipFile(fileobj=file) if is_gzip else file
+        yield bounded(gzip.GzipFile(fileobj=file), path) if is_gzip else file
 
 
 def read_arrays(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> list[Tensor]:
@@ -86,9 +87,12 @@ def read_arrays(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> lis
     or does not match `shapes` raises a UserError.
     """
     try:
+        check_archive(path)
         with np.load(path, allow_pickle=False) as archive:
             missing = [name for name in shapes if name not in archive]
             arrays = [] if missing else [np.asarray(archive[name]) for name in shapes]
+    except UserError:
+        raise
     except Exception as error:  # numpy, zipfile, zlib and tokenize raise different types
         reason = textwrap.shorten(str(error), 100)
         raise UserError(f"{path}: cannot be read as .npz ({reason})") from error
@@ -110,6 +114,7 @@ def read_table(path: Path, n_columns: int) -> Tensor:
     """Read numbers separated by blanks or commas, one row per line: [n, n_columns] float32."""
     try:
         with reading(path):
+            check_memory(str(path), 2 * path.stat().st_size)
             lines = path.read_text("utf-8").replace(",", " ").splitlines()
         rows = [np.array(line.split(), dtype=np.float32) for line in lines if line.strip()]
     except ValueError as error:
@@ -146,10 +151,12 @@ def read_idx(path: Path, n_dims: int, sha256: str | None = None) -> Tensor:
     big-endian uint32, the elements. Any other content or size, or another `sha256`, raises a
     UserError.
     """
-    with decompressed(path) as file:
-        data = bytearray(file.read())  # torch.frombuffer needs a writable buffer
     header = 4 * (1 + n_dims)
     magic = UINT8 << 8 | n_dims
+    with decompressed(path) as file:
+        data = bytearray(file.read(header))  # torch.frombuffer needs a writable buffer
+        size = _idx_size(data, header, magic)
+        data += file.read(size + 1 - header) if size is not None else b""
     if len(data) < header:
         raise UserError(f"{path}: {len(data)} bytes, too short for an idx header of {header} bytes")
     found, *shape = struct.unpack_from(f">{1 + n_dims}I", data)
@@ -161,14 +168,25 @@ def read_idx(path: Path, n_dims: int, sha256: str | None = None) -> Tensor:
     dims = " x ".join(map(str, shape))
     if 0 in shape:
         raise UserError(f"{path}: no elements ({dims}), expected at least one")
-    if len(data) != header + math.prod(shape):
+    if size is None:
+        raise UserError(f"{path}: {dims} elements, more than the {LARGEST} bytes of any such file")
+    if len(data) != size:
+        more = " or more" * (len(data) > size)
         raise UserError(
-            f"{path}: {len(data)} bytes, expected {header + math.prod(shape)} "
+            f"{path}: {len(data)} bytes{more}, expected {header + math.prod(shape)} "
             f"(a header of {header} and {dims} elements)"
         )
     if sha256 is not None:
         _check_hash(path, data, sha256)
     return torch.frombuffer(data, dtype=torch.uint8, offset=header).view(shape)
+
+
+def _idx_size(data: bytearray, header: int, magic: int) -> int | None:
+    """Return the bytes of an idx file by its header; None if that is damaged or too large."""
+    if len(data) < header or int.from_bytes(data[:4]) != magic:
+        return None
+    size = header + math.prod(struct.unpack_from(f">{header // 4 - 1}I", data, 4))
+    return size if size <= LARGEST else None
 
 
 def _check_hash(path: Path, data: bytearray, sha256: str) -> None:
@@ -204,11 +222,13 @@ def read_cifar(path: Path) -> tuple[Tensor, Tensor]:
     A record is one label byte and 32 x 32 bytes each of red, green and blue. The SHA-256 must match
     the entry for this file name in assets/cifar10.txt.
     """
-    with decompressed(path) as file:
-        data = bytearray(file.read())
     record = 1 + 3 * 32 * 32
+    with decompressed(path) as file:
+        data = bytearray(file.read(LARGEST_CIFAR * record + 1))
     if not data or len(data) % record:
-        raise UserError(f"{path}: {len(data)} bytes, expected records of {record} bytes")
+        raise UserError(
+            f"{path}: {len(data)} bytes, expected up to {LARGEST_CIFAR} records of {record} bytes"
+        )
     hashes = {name: sha256 for sha256, name in map(str.split, _lines(ASSETS / "cifar10.txt"))}
     _check_hash(path, data, hashes[path.name.removesuffix(".gz")])
     rows = torch.frombuffer(data, dtype=torch.uint8).view(-1, record)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from io import SEEK_END
+from functools import partial
+from io import BufferedReader
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 from dpkt import ethernet, ip, ip6, pcap, pcapng  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from fedbench.datasets.files import PlainFile, decompressed
+from fedbench.datasets.files import decompressed
 from fedbench.datasets.packet_symbols import NO_PORT, PACKET, TCP, UDP, Packets
 from fedbench.errors import UserError
 
@@ -29,6 +30,8 @@ EXPECTED = "a pcap or pcapng capture, plain or gzipped"
 HOME = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 169.254.0.0/16 fc00::/7 fe80::/10"
 HOME_NETWORKS = [ip_network(network) for network in HOME.split()]
 MAPPED = b"\0" * 10 + b"\xff" * 2  # prefix of an IPv4-mapped IPv6 address
+SHORTEST = 20  # bytes of the header of IP
+CHUNK = 2**16  # packets to pack at a time, and bytes to skip
 LARGEST_RECORD = 2**27  # bytes; a larger record is damaged
 
 
@@ -87,7 +90,7 @@ class TruncatedError(Exception):
 
 def read_capture(path: Path) -> Capture:
     """Read all IP packets of a file. Raise a UserError if there are none."""
-    rows, links, n_frames, truncated = [], set(), 0, False
+    rows, links, n_frames, truncated = PackedRows(), set(), 0, False
     with decompressed(path, EXPECTED) as file:
         try:
             for time, link, frame in _frames(path, file):
@@ -97,18 +100,44 @@ def read_capture(path: Path) -> Capture:
                     rows.append((time, *header))
         except TruncatedError:
             truncated = True
-            file.seek(0, SEEK_END)  # raises an error if a gzipped file is damaged
+            for _ in iter(partial(file.read, CHUNK), b""):  # an error if a gzipped file is damaged
+                pass
     links.discard(UNKNOWN_LINK)
     if links and not links & LINK_TYPES.keys():
         known = ", ".join(dict.fromkeys(name for name, _ in LINK_TYPES.values()))
         raise UserError(f"{path}: link type {min(links)} is not supported, expected {known}")
-    if not rows:
+    packets = rows.packed()
+    if not len(packets):
         raise UserError(f"{path}: none of {n_frames} packets is IP, expected some")
-    return Capture(np.array(rows, HEADER), n_frames - len(rows), truncated)
+    return Capture(packets, n_frames - len(packets), truncated)
+
+
+class PackedRows:
+    """Rows of HEADER. Packed, they take less memory than in the file."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, ...]] = []
+        self._parts: list[NDArray[np.void]] = []
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        self._rows.append(row)
+        if len(self._rows) == CHUNK:
+            self._pack()
+
+    def packed(self) -> NDArray[np.void]:
+        """Return all rows [n]."""
+        self._pack()
+        return np.concatenate(self._parts)
+
+    def _pack(self) -> None:
+        self._parts.append(np.array(self._rows, HEADER))
+        self._rows.clear()
 
 
 def decode_frame(frame: bytes, link: int) -> tuple[bytes, bytes, int, int, int, int, int] | None:
     """Return source, target, protocol, ports, flags and length; None if not IP, or damaged."""
+    if len(frame) < SHORTEST:  # saves the time of an exception
+        return None
     try:
         packet = LINK_TYPES[link][1](frame)
         if isinstance(packet, ip.IP) and packet.v == 4:
@@ -169,7 +198,7 @@ def _is_device(raw: bytes, wanted: Collection[object] | None) -> bool:
     return any(address in network for network in HOME_NETWORKS)
 
 
-def _frames(path: Path, file: PlainFile) -> Iterator[Frame]:
+def _frames(path: Path, file: BufferedReader) -> Iterator[Frame]:
     """Return all frames of a file. The iterator raises TruncatedError at a damaged record."""
     head = file.read(24)
     for order in "<>":
@@ -183,7 +212,7 @@ def _frames(path: Path, file: PlainFile) -> Iterator[Frame]:
     raise UserError(f"{path}: starts with {head[:4].hex(' ') or 'no bytes'}, expected {EXPECTED}")
 
 
-def _read(file: PlainFile, size: int) -> bytes:
+def _read(file: BufferedReader, size: int) -> bytes:
     """Read exactly `size` bytes."""
     data = file.read(size) if size <= LARGEST_RECORD else b""
     if len(data) < size:
@@ -200,7 +229,7 @@ PCAP = {
 
 
 def _pcap_frames(
-    file: PlainFile, order: str, link: int, ticks: float, header: int
+    file: BufferedReader, order: str, link: int, ticks: float, header: int
 ) -> Iterator[Frame]:
     while file.peek(1):
         seconds, fraction, size = struct.unpack_from(f"{order}III", _read(file, header))
@@ -213,7 +242,7 @@ PACKET_BLOCKS = {pcapng.PCAPNG_BT_EPB: "I", pcapng.PCAPNG_BT_PB: "Hxx"}  # forma
 Interface = tuple[int, float, int]  # link type, ticks per second, offset in seconds
 
 
-def _pcapng_frames(file: PlainFile) -> Iterator[Frame]:
+def _pcapng_frames(file: BufferedReader) -> Iterator[Frame]:
     order = "<"
     interfaces: list[Interface | None] = []
     while file.peek(1):

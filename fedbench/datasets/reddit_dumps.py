@@ -22,6 +22,7 @@ from typing import IO
 
 import zstandard
 
+from fedbench.datasets.bounded_files import Expansion
 from fedbench.datasets.files import reading
 from fedbench.errors import UserError
 
@@ -33,6 +34,7 @@ OPENERS: dict[bytes, Callable[[IO[bytes]], gzip.GzipFile | bz2.BZ2File | lzma.LZ
     b"\xfd7zXZ\x00": lzma.open,
 }
 ZSTD_MAX_WINDOW = 2**31  # bytes; the published dumps exceed zstd's default window limit
+ZSTD_READ = 2**12  # bytes to decompress at a time: never to more than 128 MB
 BLOCK = 2**20  # bytes per read
 LONGEST_LINE = 2**23  # bytes; Reddit limits a post to 40,000 characters
 LONGEST_WORD = 40  # characters; longer words are not counted
@@ -232,10 +234,19 @@ def read_blocks(path: Path, on_progress: Callable[[int], object]) -> Iterator[by
     """Yield the decompressed bytes of a file."""
     position = 0
     with reading(path, "an intact file", zstandard.ZstdError), path.open("rb") as file:
+        expansion = Expansion(path) if _is_compressed(file) else None
         for block in _decompress(file):
+            if expansion is not None:
+                expansion.add(len(block))
             n_read, position = file.tell() - position, file.tell()
             on_progress(n_read)
             yield block
+
+
+def _is_compressed(file: IO[bytes]) -> bool:
+    head = file.read(6)
+    file.seek(0)
+    return head.startswith((*ZSTD_MAGIC, *OPENERS))
 
 
 def _decompress(file: IO[bytes]) -> Iterator[bytes]:
@@ -252,12 +263,16 @@ def _decompress(file: IO[bytes]) -> Iterator[bytes]:
 def _decompress_zstd(file: IO[bytes]) -> Iterator[bytes]:
     """Decompress frame by frame, because zstandard's stream reader ignores truncation."""
     decoder = zstandard.ZstdDecompressor(max_window_size=ZSTD_MAX_WINDOW)
-    frame = None
-    while data := file.read(BLOCK // 8):
+    frame, block = None, bytearray()
+    while data := file.read(ZSTD_READ):
         while data:
             frame = frame or decoder.decompressobj()
-            yield frame.decompress(data)
+            block += frame.decompress(data)
             data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+        if len(block) >= BLOCK:
+            yield bytes(block)
+            block.clear()
+    yield bytes(block)
     if frame is not None:
         raise EOFError
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print b
 
 ACCELERATORS = ("auto", "cpu", "cuda", "gpu")
 PRECISIONS = ("32-true", "bf16-mixed")
+MOST_CORES = 1024  # more threads than a machine has cores only slow it down, then crash
 
 # Where stacking is at least 1.15 times as fast as sequential training with captured steps, on CPUs
 # (python -m benchmarks value; docs/speed.md).
@@ -70,9 +71,9 @@ class Executor(ABC):
     threads: int = 1  # per process; other values may change the last bits of results
 
     def __post_init__(self) -> None:
-        valid = self.devices is None or self.devices >= 1
-        require(self, "devices", valid, "at least 1, or null")
-        require(self, "threads", self.threads >= 1, "at least 1")
+        valid = self.devices is None or 1 <= self.devices <= MOST_CORES
+        require(self, "devices", valid, f"from 1 to {MOST_CORES}, or null")
+        require(self, "threads", 1 <= self.threads <= MOST_CORES, f"from 1 to {MOST_CORES}")
         if self.accelerator not in ACCELERATORS:
             reason = ", which has no float64" if self.accelerator == "mps" else ""
             options = ", ".join(ACCELERATORS)

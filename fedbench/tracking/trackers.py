@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedbench.config import RunConfig
 
 MODES = ("auto", "online", "offline")
+LONGEST_TIMEOUT = 86_400  # seconds, a day
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class Wandb(Tracker):
         if self.mode not in MODES:
             raise ValueError(f"mode={self.mode}: no such mode{nearest(self.mode, MODES)}")
         for name in ("init_timeout", "finish_timeout"):
-            require(self, name, getattr(self, name) > 0, "above 0 seconds")
+            valid = 0 < getattr(self, name) <= LONGEST_TIMEOUT
+            require(self, name, valid, f"above 0 and at most {LONGEST_TIMEOUT} seconds")
 
     def open(self, run: RunInfo, say: Callable[[str], None]) -> Session:
         from fedbench.tracking.wandb_session import WandbSession  # it imports this module

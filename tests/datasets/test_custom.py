@@ -503,7 +503,9 @@ def test_data_modules_are_read_in_order(code: Path) -> None:
         ("mine.py:typo", {}, r"no array is called y_trian; did you mean y_train\?"),
         ("mine.py:broken", {}, r"RuntimeError: disk on fire \(.*mine.py:\d+\)"),
         ("mine.py:NotData", {}, "must be a function or a LightningDataModule, got the class NotD"),
-        ("mine.py:X", {}, "must be a function or a LightningDataModule, got ndarray"),
+        ("mine.py:X", {}, "must be a function or a LightningDataModule, got an object of type nd"),
+        ("os.getcwd", {}, "getcwd belongs to a package, and no annotation says that it makes"),
+        ("shutil.copyfile", {}, "copyfile belongs to a package, and no annotation says"),
         ("mine.py:piar", {}, r": mine.py has no piar; did you mean pair\?"),
         ("mine.piar", {}, r": mine has no piar; did you mean pair\?"),
         ("mine.py", {}, r"must name what to use, mine.py:pair \(or four, mapping, .*\)"),
@@ -549,7 +551,7 @@ def test_bad_arguments_and_settings_are_refused_before_loading(code: Path) -> No
     refused("test_rate must be above 0 and below 1, got 1.0", test_rate=1)
     refused("split_seed must be 0 or more, got -1", split_seed=-1)
     refused("kind must be one of images, features, sequences, or null, got text", kind="text")
-    refused(r"size must be \[height, width\] in pixels, or null, got \[3\]", size=[3])
+    refused(r"size must be \[height, width\] in pixels, up to 4096, or null, got \[3\]", size=[3])
     refused(r"pixel_range must be \[lowest, highest\], or null, got", pixel_range=[1, 1])
     np.savez(code / "a.npz", x_train=ONES, y_train=LABELS)
     refused(r"dataset.size=\[3, 3\]: resizes a folder", source="a.npz", size=[3, 3])

@@ -409,7 +409,7 @@ def test_none_does_nothing_and_needs_no_wandb(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"mode": "onlin"}, "tracker wandb: mode=onlin: no such mode; did you mean online?"),
-        ({"init_timeout": 0}, "init_timeout must be above 0 seconds, got 0"),
+        ({"init_timeout": 0}, "init_timeout must be above 0 and at most 86400 seconds, got 0"),
         ({"projet": "x"}, "did you mean project?"),
     ],
 )
