@@ -29,7 +29,8 @@ def start_runs(arguments: Sequence[str]) -> list[RunResult]:
         listing = Path(folder, "runs.jsonl")
         code, errors = _execute(arguments, listing)
         runs = read_listing(listing)
-    if number := -code if code < 0 else max(code - 128, 0):  # as shells report a signal
+    number = -code if code < 0 else code - 128  # the command reports signals as shells do
+    if number in signal.valid_signals():
         name = signal.Signals(number).name
         raise UserError(f"the process was killed ({name}); the same call resumes its runs")
     if all(run.reason == NOT_STARTED for run in runs):

@@ -135,6 +135,10 @@ STEPS = ["train", "collude", "screen", "aggregate", "evaluate", "record"]
 
 # Overrides, and what the error line must contain: the value and what is allowed.
 MISTAKES = {
+    "no values": (
+        ["-m", "defense=choice()"],
+        ["defense=choice(): has no values; write defense=A,B"],
+    ),
     "unknown defense": (["defense=krumm"], ["defense=krumm", "did you mean krum?"]),
     "unknown data set": (["dataset=mnits"], ["dataset=mnits", "did you mean mnist?"]),
     "no defense": (["defense=null"], ["defense"]),
