@@ -21,14 +21,19 @@ from fedbench.default_settings import origin_of
 from fedbench.display.console import announce_start
 from fedbench.display.run_events import relayed
 from fedbench.errors import UserError, print_error
+from fedbench.multirun import resources
+from fedbench.multirun.parent_watch import exit_with_parent
 from fedbench.results.origin import title
 from fedbench.results.provenance import announce_command
 from fedbench.results.settings import flat
+from fedbench.termination import leave, termination_handled
 
 
 @hydra.main(config_path="pkg://fedbench.conf", config_name="config", version_base="1.3")
 def compose_and_run(composed: DictConfig) -> None:
     alone = HydraConfig.get().mode == RunMode.RUN
+    if resources.in_sweep():
+        exit_with_parent(resources.command_of_sweep())
     with relayed(None if alone else HydraConfig.get().job.num):
         try:
             config = RunConfig.from_hydra(composed)
@@ -39,15 +44,9 @@ def compose_and_run(composed: DictConfig) -> None:
 
             run(config, origin)
         except Exception as error:
-            _report(error)
-
-
-def _report(error: Exception) -> None:
-    """Print the error and exit, unless the run belongs to a sweep: then the other runs go on."""
-    in_sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-    print_error(error, brief=in_sweep)  # a traceback would bury the other runs; a file keeps it
-    if not in_sweep:
-        sys.exit(1)
+            print_error(error, brief=not alone)  # a traceback would bury the other runs
+            if alone:  # otherwise the other runs go on
+                sys.exit(1)
 
 
 def end_sweep() -> None:
@@ -71,34 +70,44 @@ def run_command(words: list[str]) -> None:
     register_schema()
     announce_command(sys.argv)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints user errors itself, in many lines
-    try:
-        options, settings = split(words)
-        if "--version" in options:
-            print(f"fedbench {__version__}")
-        elif {"--help", "-h"} & {*options}:
-            from fedbench.help_text import help_text
-
-            print(help_text(settings))
+    with termination_handled():
+        try:
+            try:
+                _help_or_run(words)
+            finally:
+                end_sweep()
+        except KeyboardInterrupt as stop:
+            leave(stop)
+        except ValueError as error:  # Hydra raises it for some user errors, such as `defense=null`
+            print_error(UserError(f"{error}, in {' '.join(words)}"))
+        except Exception as error:
+            print_error(error)
         else:
-            sys.argv[1:] = hydra_arguments(words)
-            compose_and_run()
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenProcessPool:
-        from fedbench.multirun.hydra_callback import SweepCallback
+            return
+        sys.exit(1)
 
-        error = UserError(
-            "a process of the sweep was killed, perhaps because memory ran out; "
-            "the same command resumes the runs, hydra.launcher.n_jobs=1 needs less memory"
-        )
-        SweepCallback.fail(error)
-        _report(error)
-    except ValueError as error:  # Hydra raises it for a few user errors, such as `defense=null`
-        _report(UserError(f"{error}, in {' '.join(words)}"))
-    except Exception as error:
-        _report(error)
-    finally:
-        end_sweep()
+
+def _help_or_run(words: list[str]) -> None:
+    options, settings = split(words)
+    if "--version" in options:
+        print(f"fedbench {__version__}")
+    elif {"--help", "-h"} & {*options}:
+        from fedbench.help_text import help_text
+
+        print(help_text(settings))
+    else:
+        sys.argv[1:] = hydra_arguments(words)
+        try:
+            compose_and_run()
+        except BrokenProcessPool as error:
+            from fedbench.multirun.hydra_callback import SweepCallback
+
+            reason = UserError(
+                "a process of the sweep was killed, perhaps because memory ran out; "
+                "the same command resumes the runs, hydra.launcher.n_jobs=1 needs less memory"
+            )
+            SweepCallback.fail(reason)
+            raise reason from error
 
 
 if __name__ == "__main__":

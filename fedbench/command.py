@@ -29,11 +29,14 @@ def start_runs(arguments: Sequence[str]) -> list[RunResult]:
         listing = Path(folder, "runs.jsonl")
         code, errors = _execute(arguments, listing)
         runs = read_listing(listing)
-    if code < 0:
-        name = signal.Signals(-code).name
+    number = -code if code < 0 else code - 128  # the command reports signals as shells do
+    if number in signal.valid_signals():
+        name = signal.Signals(number).name
         raise UserError(f"the process was killed ({name}); the same call resumes its runs")
     if all(run.reason == NOT_STARTED for run in runs):
         raise UserError(errors[-1] if errors else "no run started, see the output")
+    if code and all(run.status == "finished" for run in runs):
+        raise UserError(errors[-1] if errors else "the command failed, see the output")
     for error in errors:
         print(PREFIX + error)
     return runs
@@ -90,7 +93,7 @@ def read_listing(listing: Path) -> list[RunResult]:
     runs = []
     for entry in map(json.loads, listing.read_text(encoding="utf-8").splitlines()):
         folder = Path(entry["folder"])
-        if folder.is_dir():
+        if (folder / "config.yaml").exists() or (folder.is_dir() and not entry["config"]):
             runs += read_runs([folder])
         else:
             runs.append(RunResult(folder, "failed", flat(entry["config"]), {}, NOT_STARTED))

@@ -142,6 +142,8 @@ def _mistake(word: str) -> str:
     key, _, value = word.partition("=")
     if not re.fullmatch(r"(\+{0,2}|~)[\w./@$-]+", key):
         return f"{key!r} is no name of a setting; write key=value"
+    if re.fullmatch(r"(choice|range|glob)\(\s*\)", value):
+        return f"has no values; write {key}=A,B"
     values = [part.strip() for part in value.split(",")]
     if "" in values and "[" not in value:
         return f"has a comma too many; write {key}={','.join(filter(None, values))}"

@@ -17,7 +17,6 @@ from fedbench.display.console import Display
 from fedbench.display.run_display import RunDisplay, SweepDisplay
 from fedbench.errors import UserError
 from fedbench.multirun import resources
-from fedbench.multirun.parent_watch import exit_with_parent
 from fedbench.plan import Plan
 from fedbench.report.partition_figure import PARTITION_FILE, write_partition_figure
 from fedbench.results.checkpoint import Checkpoint
@@ -57,8 +56,6 @@ def run(config: RunConfig, origin: Origin | None = None) -> Record:
     if plan.executor.accelerator == "cpu":
         check_fits(config, plan.model, dataset.input_shape, dataset.n_classes)
 
-    if resources.in_sweep():
-        exit_with_parent()
     devices = _devices(plan, dataset, _last_batch_size(plan) or resources.n_parallel())
     _start_over_or_continue(plan)
     try:
@@ -231,10 +228,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
             display.close(summary)
             return summary
 
-        display.describe(str(federation.ranks))
-        federation.ranks.on_trained = display.trained
-        if (warning := plan.warning()) is not None:
-            display.say(f"{plan.title}  warning: {warning}")
+        _describe(plan, federation, display)
         try:
             state = start or pretraining.pretrained(plan, federation, display)
             federation.prepare(plan.backdoors, state)
@@ -249,4 +243,15 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
             folder.keep_traceback(error)
             end({"status": "failed", "error": f"{type(error).__name__}: {error}"})
             raise
+        except KeyboardInterrupt:
+            if session is not None:
+                session.interrupt()
+            raise
         return end(summarise(folder.rounds()))
+
+
+def _describe(plan: Plan, federation: Federation, display: RunDisplay) -> None:
+    display.describe(str(federation.ranks))
+    federation.ranks.on_trained = display.trained
+    if (warning := plan.warning()) is not None:
+        display.say(f"{plan.title}  warning: {warning}")

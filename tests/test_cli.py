@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from importlib import import_module
 from pathlib import Path
 from unittest import mock
@@ -134,6 +135,10 @@ STEPS = ["train", "collude", "screen", "aggregate", "evaluate", "record"]
 
 # Overrides, and what the error line must contain: the value and what is allowed.
 MISTAKES = {
+    "no values": (
+        ["-m", "defense=choice()"],
+        ["defense=choice(): has no values; write defense=A,B"],
+    ),
     "unknown defense": (["defense=krumm"], ["defense=krumm", "did you mean krum?"]),
     "unknown data set": (["dataset=mnits"], ["dataset=mnits", "did you mean mnist?"]),
     "no defense": (["defense=null"], ["defense"]),
@@ -337,8 +342,11 @@ def test_an_error_of_data_or_disk_prints_one_line(damage: str, tmp_path: Path) -
 @pytest.mark.slow
 def test_a_sweep_whose_runs_all_fail_to_start_exits_with_an_error(tmp_path: Path) -> None:
     ended = fedbench("-m", "pmr=0.2,0.3", "dataset=mnist", "dataset.root=nowhere", cwd=tmp_path)
-    assert ended.code != 0, ended
-    assert all(line.startswith("fedbench: dataset.root=nowhere") for line in ended.err), ended.err
+    assert ended.code == 1, ended
+    *errors, count, one, other = ended.err
+    assert all(line.startswith("fedbench: dataset.root=nowhere") for line in errors), ended.err
+    assert count == "2 of 2 runs failed:"
+    assert [line.partition(" (")[0] for line in (one, other)] == ["  pmr=0.2", "  pmr=0.3"]
 
 
 @pytest.mark.slow
@@ -557,6 +565,7 @@ def test_a_failing_run_does_not_stop_a_sweep_of_plugins(tmp_path: Path, plugins:
     assert "RuntimeError: boom in round 1" in ended.err[-1]
     (line,) = (line for line in ended.err if line.startswith("fedbench: "))
     assert "RuntimeError: boom in round 1 (" in line
+    assert ended.err[-2] == "1 of 2 runs failed:"
     assert not any(line.startswith("Traceback") for line in ended.err)
     rows = [line.split() for line in ended.out if line.startswith((" boom ", " smallest "))]
     assert [row[:2] for row in rows[:1]] == [["boom", "failed"]]
@@ -590,22 +599,33 @@ def test_a_wrong_setting_of_a_plugin_prints_one_line(tmp_path: Path, plugins: Pl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("sweep", [[], ["-m", "defense=krum,median"]])
-def test_ctrl_c_says_how_to_resume(sweep: list[str], tmp_path: Path) -> None:
-    process = start(*sweep, "rounds=200", cwd=tmp_path)
+def test_ctrl_c_and_sigterm_say_how_to_resume(
+    sweep: list[str], number: signal.Signals, tmp_path: Path
+) -> None:
+    """Ctrl-C reaches all processes, SIGTERM the command alone. Nothing temporary is left."""
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))
+    process = start(*sweep, "rounds=200", cwd=tmp_path, env={"TMPDIR": str(temporary)})
     assert process.stdout is not None
     while "starting" not in (line := process.stdout.readline()):
         assert line, wait(process)
     while not any((tmp_path / "runs").glob("*/*/checkpoint.pt")):
         assert process.poll() is None, wait(process)
-    os.killpg(process.pid, signal.SIGINT)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     ended = wait(process)
-    assert (ended.code, ended.err) == (130, [])
+    assert (ended.code, ended.err) == (128 + number, [])
     stopped = "stopped: 0 of 2 runs done; the same command resumes the others"
     assert (stopped if sweep else "stopped after round") in ended.out[-1]
     folders = run_folders(tmp_path / "runs")  # in a sweep, the runs that have started
     assert not any((folder / "summary.json").exists() for folder in folders)
     assert not [*(tmp_path / "runs" / "default").glob(".sweep*")]
+    if sweep:
+        assert [*temporary.iterdir()] == []
+    shutil.rmtree(temporary)
 
 
 def test_help_explains_every_setting_in_80_columns(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import IO, Any
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import (
@@ -74,6 +74,17 @@ class Output:
 
     def flush(self) -> None:
         """Do nothing: `write` flushes."""
+
+
+@contextmanager
+def failing_output_ignored() -> Iterator[None]:
+    """Let prints succeed when stdout or stderr can no longer be written, see `Output`."""
+    with ExitStack() as stack:
+        if sys.stdout is not None:  # None if the process was started with it closed
+            stack.enter_context(redirect_stdout(cast(TextIO, Output(sys.stdout))))
+        if sys.stderr is not None:
+            stack.enter_context(redirect_stderr(cast(TextIO, Output(sys.stderr))))
+        yield
 
 
 def console_for_output(console: Console | None = None) -> Console:

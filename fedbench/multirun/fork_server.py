@@ -1,12 +1,30 @@
 """Imported first by the fork server of a sweep: makes the kernel end it with the command.
 
 The server would end by itself, but only after it has imported and then torn down torch and
-Lightning. For those seconds it would keep the output of the command open.
+Lightning. For those seconds it would keep the output of the command open. Its workers end with it,
+from their first moment: an idle worker would wait minutes for work that nobody sends any more.
 """
 
 import ctypes
+import os
 import signal
 
 PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>; processes forked from this one do not inherit it
+SERVER = os.getpid()
 
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the thread that forked it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+
+
+def _end_with_server() -> None:
+    """Called in every process that is forked from the server or from a worker."""
+    if os.getppid() == SERVER:  # a worker's children may be forked by threads that end early
+        end_with_parent()
+        if os.getppid() != SERVER:  # it has ended meanwhile
+            os._exit(1)
+
+
+end_with_parent()
+os.register_at_fork(after_in_child=_end_with_server)

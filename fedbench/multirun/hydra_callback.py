@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,12 +18,15 @@ from omegaconf import DictConfig, open_dict
 
 from fedbench.config import RunConfig
 from fedbench.display import run_events
-from fedbench.display.console import announce_start
+from fedbench.display.console import announce_start, failing_output_ignored
 from fedbench.display.sweep_panel import DONE, LEFT, RunState, labels
 from fedbench.errors import UserError, print_error
-from fedbench.multirun import launchers, sweeper, worker_pool
+from fedbench.multirun import launchers, sweeper
+from fedbench.multirun.failed_runs import failed_runs, print_failed_runs
 from fedbench.multirun.parent_watch import exit_with_parent
+from fedbench.multirun.scratch import ScratchFolder
 from fedbench.multirun.sweep_watch import SweepWatch
+from fedbench.multirun.worker_pool import WorkerPool
 from fedbench.results.atomic_files import write_atomically
 from fedbench.results.planned_runs import write_planned_runs
 from fedbench.results.provenance import has_changed_since
@@ -39,9 +41,10 @@ class SweepCallback(Callback):
 
     # Class variables, as Hydra gives no access to its callback object and skips
     # `on_multirun_end` after a failure.
-    folders: ClassVar[list[Path]] = []
-    has_workers: ClassVar[bool] = False
+    runs: ClassVar[dict[Path, str]] = {}  # label of each, by folder
+    workers: ClassVar[WorkerPool | None] = None
     watch: ClassVar[SweepWatch | None] = None
+    events: ClassVar[ScratchFolder | None] = None
     job_files: ClassVar[Path | None] = None
 
     def __init__(self, listing: str | None = None) -> None:
@@ -64,29 +67,30 @@ class SweepCallback(Callback):
         try:
             runs = _runs_of(config)
             announce_start(f"checking {len(runs)} runs" if runs else "starting the sweeper")
-            SweepCallback.has_workers = launchers.prepare_workers(config, len(runs))
+            SweepCallback.workers = launchers.prepare_workers(config, len(runs))
             configs = [_compose(config, overrides) for overrides in runs]
             from fedbench.plan import Plan
 
             plans = [Plan.of(run) for run in configs]
             by_folder = {plan.folder.path: plan for plan in plans}  # drops duplicate runs
-            SweepCallback.folders = list(by_folder)
+            names = [plan.folder.path for plan in plans]
+            SweepCallback.runs = dict(zip(names, labels(runs), strict=True))
             self._list_runs([*by_folder.values()], config.hydra.sweep.dir)
             launchers.name_sweep(config)
-            launchers.share_machine(config, [*by_folder.values()], self.has_workers)
+            launchers.share_machine(config, [*by_folder.values()], self.workers is not None)
             if plans:
                 _write_planned(plans, labels(runs))
                 self._watch(config, plans, labels(runs))
         except Exception as error:
             print_error(error)
-            # Hydra turns an exception of a callback into a warning, but lets SystemExit pass.
-            sys.exit(1)
+            sys.exit(1)  # see `on_multirun_end`
 
     def _watch(self, config: DictConfig, plans: Sequence[Plan], names: Sequence[str]) -> None:
         """Show the progress of the runs until `close`."""
         sweep = Path(config.hydra.sweep.dir).absolute()
         sweep.mkdir(parents=True, exist_ok=True)
-        events = Path(tempfile.mkdtemp(prefix=".sweep-", dir=sweep))
+        SweepCallback.events = scratch = ScratchFolder(sweep, ".sweep-")
+        events = scratch.path
         launchers.set_variables(config, {run_events.FOLDER: events})
         SweepCallback.job_files = launchers.place_job_files(config, events.name)
         runs: dict[str, RunState] = {}
@@ -101,10 +105,16 @@ class SweepCallback(Callback):
 
     @classmethod
     def close(cls) -> None:
-        """Show how the sweep ended; later calls do nothing."""
+        """End the workers, show how the sweep ended and tidy up; later calls do nothing."""
+        if cls.workers is not None:
+            cls.workers.end()
+            cls.workers = None
         if cls.watch is not None:
             cls.watch.close()
             cls.watch = None
+        if cls.events is not None:
+            cls.events.remove()
+            cls.events = None
 
     def _list_runs(self, plans: Sequence[Plan], parent: str = "") -> None:
         """Write folder and settings of each run; `parent` if the sweeper picks runs one by one."""
@@ -121,28 +131,45 @@ class SweepCallback(Callback):
         """Mark the runs as failed that were in progress when the worker pool broke."""
         from fedbench.results.run_dir import RunDir
 
-        for folder in map(RunDir, cls.folders):
+        for folder in map(RunDir, cls.runs):
             if folder.path.exists() and not folder.summary_file.exists():
                 folder.fail(error)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Print the table; exit with an error if any run failed."""
-        from fedbench.report.table import print_runs
-        from fedbench.results.run_dir import RunDir
-
-        if self.has_workers:
-            worker_pool.end()
-        self.close()
-        started = [folder for folder in self.folders if folder.exists()]
-        if started or not self.folders:
-            sweep = config.hydra.sweep.dir
-            print_runs(read_runs(started or [sweep]))
-            command = f"python -m fedbench.report {shlex.quote(sweep)}"
-            print(f"{command} draws these runs: a page, figures, tables for papers")
-        if any(RunDir(folder).finished() is None for folder in self.folders):
+        """Print the table, then the runs that failed; exit with an error if any did."""
+        sweep, complete = config.hydra.sweep.dir, False
+        with failing_output_ignored():
+            try:
+                self.close()
+                # A sweeper that picks its runs one by one has not listed them.
+                runs = self.runs or {run.folder: "" for run in read_runs([sweep])}
+                if failed := failed_runs(runs):
+                    print_failed_runs(failed, len(runs))
+                elif self.job_files is not None:  # logs of failed jobs stay
+                    launchers.remove_job_files(self.job_files)
+                _print_table(runs, sweep)
+                complete = not failed
+            except Exception as error:
+                print_error(error, brief=True)
+        if not complete:
+            # Hydra turns an exception of a callback into a warning, but lets SystemExit pass.
             sys.exit(1)
-        if self.job_files is not None:  # logs of failed jobs stay
-            launchers.remove_job_files(self.job_files)
+
+
+def _print_table(folders: Iterable[Path], sweep: str) -> None:
+    """Print the table of the runs that have started, and which of them it leaves out."""
+    from fedbench.report.comparison import compare
+    from fedbench.report.missing_runs import missing_runs
+    from fedbench.report.table import print_comparison
+
+    if not (started := [folder for folder in folders if (folder / "config.yaml").exists()]):
+        return
+    runs = read_runs(started)
+    compared = compare(runs)
+    missing = [run for run in missing_runs(runs, compared, {}) if run.status == "not counted"]
+    print_comparison(compared, [str(run) for run in missing])
+    command = f"python -m fedbench.report {shlex.quote(sweep)}"
+    print(f"{command} draws these runs: a page, figures, tables for papers")
 
 
 def _write_planned(plans: Sequence[Plan], names: Sequence[str]) -> None:

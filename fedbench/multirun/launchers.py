@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedbench.errors import UserError
-from fedbench.multirun import resources, worker_pool
+from fedbench.multirun import resources
+from fedbench.multirun.worker_pool import WorkerPool
 
 if TYPE_CHECKING:  # imports torch, which takes seconds: start the worker pool first
     from fedbench.plan import Plan
@@ -36,19 +37,18 @@ def check_local(config: DictConfig) -> None:
         )
 
 
-def prepare_workers(config: DictConfig, n_runs: int) -> bool:
+def prepare_workers(config: DictConfig, n_runs: int) -> WorkerPool | None:
     """Start the worker pool if the launcher is joblib's and runs several processes."""
     launcher = config.hydra.launcher
     if launcher.get("n_jobs") is None:
-        return False
+        return None
     if launcher.n_jobs < 1:  # joblib's -1 means all cores
         launcher.n_jobs = resources.n_cores()
     if n_runs:  # 0: the sweeper picks its runs one by one
         launcher.n_jobs = min(launcher.n_jobs, n_runs)
     if launcher.n_jobs == 1:  # joblib runs in this process
-        return False
-    worker_pool.prepare()
-    return True
+        return None
+    return WorkerPool()
 
 
 def name_sweep(config: DictConfig) -> None:

@@ -115,6 +115,11 @@ def in_sweep() -> bool:
     return PARALLEL in os.environ
 
 
+def command_of_sweep() -> int:
+    """Process id of the sweep, if `in_sweep`: its runs are on the same machine."""
+    return int(os.environ[SWEEP].partition("-")[0])
+
+
 def belongs_to_sweep() -> bool:
     """Whether this run is one of a sweep, also if its runs follow each other or run elsewhere."""
     return SWEEP in os.environ

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
 import time
@@ -32,7 +31,6 @@ class SweepWatch:
         console: Console | None = None,
     ) -> None:
         """`folder` receives the events; `jobs` are the run ids in the order of Hydra's jobs."""
-        self.folder = folder
         self.panel = SweepPanel(runs)
         self.jobs = jobs
         self._events = EventReader(folder)
@@ -73,7 +71,6 @@ class SweepWatch:
         if open_:
             ended = f"{self.panel.count(DONE)} of {len(self.panel.runs)} runs done"
             self._say(f"stopped: {ended}; the same command resumes the others", "yellow")
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _follow(self) -> None:
         while not self._closed.wait(POLL_INTERVAL):

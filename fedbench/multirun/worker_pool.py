@@ -7,10 +7,14 @@ import os
 import sys
 import tempfile
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.util import Finalize
+from pathlib import Path
 
 from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
 from joblib.externals.loky.backend import context  # type: ignore[import-untyped]
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
+
+from fedbench.multirun.scratch import ScratchFolder
 
 # `fork_server` sets up the server itself; runs need the others, which take seconds to import.
 PRELOADED = [
@@ -19,21 +23,37 @@ PRELOADED = [
 ]
 
 LONGEST_FOLDER = 70  # bytes of a path; Linux allows 107 for a socket, and Python appends 32
+VARIABLES = ("TMPDIR", "JOBLIB_TEMP_FOLDER")  # name the folder for temporary files
+LAST = -1000  # after multiprocessing's own finalizers, which remove what they put there
 TRACKER_FILTER = "ignore:resource_tracker:UserWarning"
 
 
-def prepare() -> None:
-    """Start a server that imports what runs need, while this process checks the sweep.
+class WorkerPool:
+    """A server that imports what runs need while this process checks the sweep, and its workers.
 
-    Workers are forked from it and skip these imports. Forks are safe on Linux only; elsewhere, and
-    if the path of the temporary folder is too long for the server's socket, each worker imports
-    everything itself.
+    Workers are forked from the server and skip these imports. Forks are safe on Linux only;
+    elsewhere, and if the path of the temporary folder is too long for the server's socket, each
+    worker imports everything itself.
     """
-    _start_silent_trackers()
-    if sys.platform == "linux" and len(os.fsencode(tempfile.gettempdir())) <= LONGEST_FOLDER:
-        context.set_start_method("forkserver", force=True)
-        multiprocessing.set_forkserver_preload(PRELOADED)
-        forkserver.ensure_running()
+
+    def __init__(self) -> None:
+        """Start the server. The sweep's processes share a temporary folder, removed at exit.
+
+        Killed workers leave files there, and so do many libraries.
+        """
+        scratch = ScratchFolder(Path(tempfile.gettempdir()), "fedbench-")
+        Finalize(None, scratch.remove, exitpriority=LAST)
+        tempfile.tempdir = str(scratch.path)
+        os.environ |= dict.fromkeys(VARIABLES, tempfile.tempdir)
+        _start_silent_trackers()
+        if sys.platform == "linux" and len(os.fsencode(tempfile.tempdir)) <= LONGEST_FOLDER:
+            context.set_start_method("forkserver", force=True)
+            multiprocessing.set_forkserver_preload(PRELOADED)
+            forkserver.ensure_running()
+
+    def end(self) -> None:
+        """Kill idle workers, which would take seconds to exit."""
+        get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
 
 
 def _start_silent_trackers() -> None:
@@ -51,8 +71,3 @@ def _start_silent_trackers() -> None:
         del os.environ["PYTHONWARNINGS"]
         if given is not None:
             os.environ["PYTHONWARNINGS"] = given
-
-
-def end() -> None:
-    """Kill idle workers, which would take seconds to exit."""
-    get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)

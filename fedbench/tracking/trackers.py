@@ -69,6 +69,9 @@ class Session:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Log summary.json and end the session, in bounded time."""
 
+    def interrupt(self) -> None:
+        """End the session within two seconds: the user ends the run, or the system does."""
+
 
 class Tracker(ABC):
     """A tracking service; its fields are its settings."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 MAX_NAME = 128  # characters of a run's name
 GRACE = 30.0  # seconds to wait for W&B beyond its own timeouts
+INTERRUPTED = 1.0  # seconds to wait for W&B if the run is interrupted
 NO_LOGIN = "not logged in; run `wandb login` or set WANDB_API_KEY, or use --mode offline"
 
 
@@ -91,6 +92,14 @@ class WandbSession(Session):
             atexit.unregister(self._close)
             if not self.stopped.is_set():
                 self._abandon(reason)
+
+    def interrupt(self) -> None:
+        self.over = True  # nothing to say: the run itself says that it can be resumed
+        self.jobs.put(None)
+        self.stopped.wait(INTERRUPTED)
+        atexit.unregister(self._close)
+        if not self.stopped.is_set():
+            self._abandon("interrupted")
 
     def _abandon(self, reason: str) -> None:
         self.abandoned = True

@@ -210,8 +210,9 @@ def test_a_failed_job_of_submitit_is_reported_and_keeps_its_logs(tmp_path: Path)
     command = ["-m", "hydra/launcher=submitit_local", "seed=0,1", "dataset=mnist"]
     ended = fedbench(*command, "dataset.root=nowhere", cwd=tmp_path)
     assert ended.code == 1
-    assert all(line.startswith("fedbench: dataset.root=nowhere") for line in ended.err), ended
-    assert len(ended.err) == 2
+    assert all(line.startswith("fedbench: dataset.root=nowhere") for line in ended.err[:2]), ended
+    assert ended.err[2] == "2 of 2 runs failed:"
+    assert len(ended.err) == 5
     (logs,) = (tmp_path / "runs" / "default" / ".submitit").iterdir()
     assert "%" not in logs.name
     assert len([*logs.glob("*_log.err")]) == 2

@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from end_to_end import succeed
 
 from fedbench.multirun import worker_pool
+from fedbench.multirun.scratch import ScratchFolder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a fork server")
 
@@ -32,10 +35,41 @@ def stop_server(report):
 
 if __name__ == "__main__":
     worker_pool.PRELOADED[1:] = []  # torch is not needed here
-    worker_pool.prepare()
+    worker_pool.WorkerPool()
     reports, report = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("forkserver")
     context.Process(target=stop_server, args=[report]).start()
+    print(reports.recv(), flush=True)
+    {ending}
+"""
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """Return a temporary folder with a path that is short enough for sockets."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+# The server forks a worker, which waits: nobody has given it a run yet.
+IDLE_WORKER = """
+import multiprocessing
+import os
+import time
+
+from fedbench.multirun import worker_pool
+
+
+def wait(report):
+    report.send(os.getpid())
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    worker_pool.PRELOADED[1:] = []
+    worker_pool.WorkerPool()
+    reports, report = multiprocessing.Pipe(duplex=False)
+    multiprocessing.get_context("forkserver").Process(target=wait, args=[report]).start()
     print(reports.recv(), flush=True)
     {ending}
 """
@@ -55,6 +89,24 @@ def test_the_server_does_not_outlive_the_command(ending: str, tmp_path: Path) ->
         with suppress(ProcessLookupError):
             os.kill(server, signal.SIGKILL)
     assert rest == ""
+
+
+def test_an_idle_worker_does_not_outlive_the_command(tmp_path: Path, short: Path) -> None:
+    script = tmp_path / "command.py"
+    script.write_text(IDLE_WORKER.replace("{ending}", "os.kill(os.getpid(), 9)"))
+    env = {**os.environ, "TMPDIR": str(short)}
+    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=env)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    try:
+        rest, _ = process.communicate(timeout=60)  # until the worker closes its end
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+    assert rest == ""
+    assert len([*short.iterdir()]) == 1
+    ScratchFolder(short, "fedbench-").remove()
+    assert [*short.iterdir()] == [], "the next sweep removes what a killed one left"
 
 
 def test_the_server_is_set_up_before_its_slow_imports() -> None:
@@ -77,7 +129,7 @@ def hold_semaphore():
 
 if __name__ == "__main__":
     worker_pool.PRELOADED[1:] = []
-    worker_pool.prepare()
+    worker_pool.WorkerPool()
     worker = multiprocessing.get_context("forkserver").Process(target=hold_semaphore)
     worker.start()
     worker.join()
@@ -85,11 +137,18 @@ if __name__ == "__main__":
 """
 
 
-def test_killed_workers_cause_no_warning_about_semaphores(tmp_path: Path) -> None:
+def test_killed_workers_cause_no_warning_about_semaphores(tmp_path: Path, short: Path) -> None:
     script = tmp_path / "command.py"
     script.write_text(KILLED_WORKER)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "TMPDIR": str(short)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert (done.stdout, done.stderr) == (f"{-signal.SIGKILL}\n", "")
+    assert [*short.iterdir()] == [], "the folder of the sweep is removed at exit"
 
 
 @pytest.mark.slow
