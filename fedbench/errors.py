@@ -68,6 +68,8 @@ def one_line(error: BaseException) -> str | None:
         override = re.search(r"override (.+)", str(error))
         given = override[1] if override else str(cause.full_key)
         message = f"{given}: {expected(given, first_line(cause))}"
+    elif isinstance(error, OSError) and error.filename is not None and error.strerror:
+        message = f"{error.filename}: {error.strerror.lower()}"  # without its number
     elif isinstance(error, UserError | HydraException | OSError | MarkedYAMLError):
         message = str(error)
     else:

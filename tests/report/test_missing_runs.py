@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from handmade_runs import seal
 from sweep_folders import add_sweep
 
 from fedbench.report.comparison import compare
@@ -39,6 +40,7 @@ def test_a_complete_sweep_misses_nothing(tmp_path: Path) -> None:
 def test_each_missing_run_is_one_line(tmp_path: Path) -> None:
     failed, unfinished, damaged, old, _ = add_sweep(tmp_path, "defense=krum", "seed=0,1,2,3,3")
     (failed / "summary.json").write_text('{"status": "failed", "error": "out of\\nmemory"}')
+    seal(failed)
     (unfinished / "summary.json").unlink()
     (damaged / "summary.json").write_text("{")
     planned = {old.name: "seed=3", "krum-00": "defense=krum seed=4", "krum-01": "seed=5"}
@@ -80,7 +82,9 @@ def test_a_lock_of_somebody_else_is_no_error(tmp_path: Path) -> None:
 def test_damaged_rounds_cost_a_line_and_not_the_result(tmp_path: Path) -> None:
     folder, other = add_sweep(tmp_path, "defense=krum,median", "seed=0")
     (folder / "rounds.jsonl").write_text('garbage\n{"round": 0}\n')
+    seal(folder)
     (other / "rounds.jsonl").write_bytes(b"\xff\xfe\n")
+    seal(other)
     data = read_report_data([tmp_path])
     assert [run.status for run in data.missing] == ["damaged", "damaged"]
     assert data.missing[0].folder == folder
@@ -92,6 +96,7 @@ def test_damaged_rounds_cost_a_line_and_not_the_result(tmp_path: Path) -> None:
 def test_lost_rounds_of_a_finished_run_are_named(tmp_path: Path) -> None:
     torn, lost = add_sweep(tmp_path, "defense=krum,median", "seed=0", rounds=2)
     (torn / "rounds.jsonl").write_text('{"round": 0, "MA"')
+    seal(torn)
     found = [str(run) for run in read_report_data([tmp_path]).missing]
     assert found == [
         f"damaged: {folder}: rounds.jsonl has 0 of 2 rounds; its results count"

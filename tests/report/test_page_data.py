@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from handmade_runs import seal
 from report_folders import STEPS, add_rounds, add_runs, set_config
 
 from fedbench.report.page_data import PageOptions, page_data
@@ -285,6 +286,7 @@ def test_statuses_of_runs_and_rows(tmp_path: Path) -> None:
     folders = add_runs(tmp_path, "defense=krum,median,flame", "seed=0,1")
     krum, _, median, late, flame, other = folders
     (krum / "summary.json").write_text('{"status": "failed", "error": "out of\\nmemory"}')
+    seal(krum)
     (median / "summary.json").unlink()
     (late / "summary.json").write_text("{")
     for folder in (flame, other):
@@ -331,6 +333,7 @@ def line(number: int, text: str) -> Callable[[Path], None]:
         lines = (folder / "rounds.jsonl").read_text().splitlines()
         lines[number] = text
         (folder / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+        seal(folder)
 
     return write
 

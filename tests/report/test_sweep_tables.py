@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from handmade_runs import seal
 from rich.console import Console
 from sweep_folders import add_sweep
 
@@ -199,6 +200,7 @@ def test_seeds_stay_where_the_caption_does_not_tell_them(tmp_path: Path) -> None
     add_sweep(tmp_path, "defense=krum,flame", "seed=0,1,2")
     last = add_sweep(tmp_path, "defense=median", "seed=0,1")[-1]
     (last / "summary.json").write_text(json.dumps({"status": "failed"}))
+    seal(last)
     text = drawn(read_runs([tmp_path]), 80)
     assert text.splitlines()[1].split()[-1] == "seeds"
     assert "1 of 2" in text

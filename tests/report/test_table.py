@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from handmade_runs import seal
 from rich.console import Console
 
 from fedbench.errors import UserError
@@ -42,10 +43,12 @@ class Runs:
             **{"dataset": {"name": "mnist"}, "model": {"name": "cnn"}, **config},
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
+        seal(folder)
         os.utime(folder / "config.yaml", (self.count, self.count))
         if summary is not None:
             text = summary if isinstance(summary, str) else json.dumps(summary)
             (folder / "summary.json").write_text(text)
+            seal(folder)
         self.count += 1
         return folder
 
@@ -269,6 +272,7 @@ def test_hidden_folders_and_folders_inside_a_run_are_not_runs(runs: Runs) -> Non
     for folder in (run / "wandb" / "files", runs.top / ".cache", runs.top / "x" / ".hydra"):
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text("a: 1")
+        seal(folder)
     assert [found.folder for found in read_runs([runs.top])] == [run]
     # A run can be named itself; a run named twice counts once.
     assert [found.folder for found in read_runs([run, runs.top])] == [run]
