@@ -69,7 +69,7 @@ def one_line(error: BaseException) -> str | None:
         given = override[1] if override else str(cause.full_key)
         message = f"{given}: {expected(given, first_line(cause))}"
     elif isinstance(error, OSError) and error.filename is not None and error.strerror:
-        message = f"{error.filename}: {error.strerror.lower()}"  # without its number
+        message = f"{error.filename}: {error.strerror}"  # without its number
     elif isinstance(error, UserError | HydraException | OSError | MarkedYAMLError):
         message = str(error)
     else:

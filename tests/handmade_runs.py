@@ -56,22 +56,29 @@ def seal(folder: Path) -> None:
     For tests that write or edit them as text. Lines and files that are no JSON objects stay.
     """
     run = RunDir(folder)
+    run_id = re.sub(r"\s", " ", folder.name)  # unlike a folder of a test, never with line breaks
     lines: list[bytes] = []
     if run.rounds_file.path.is_file():
         *whole, torn = run.rounds_file.path.read_bytes().split(b"\n")
         for line in whole:
-            record, previous = _json(line), last_check(lines, run.id)
+            record, previous = _json(line), last_check(lines, run_id)
             sealed = line if record is None else seal_line(record, previous).rstrip(b"\n")
             lines.append(sealed)
-        run.rounds_file.path.write_bytes(b"".join(line + b"\n" for line in lines) + torn)
+        _write(run.rounds_file.path, b"".join(line + b"\n" for line in lines) + torn)
     if run.config_file.is_file():
         text = re.sub(r"# run .*\n", "", run.config_file.read_text())
-        run.config_file.write_bytes(seal_text(text, run.id))
+        _write(run.config_file, seal_text(text, run_id))
     for path in (run.origin_file, run.summary_file):
         if path.is_file() and (content := _json(path.read_bytes())) is not None:
             if content.get("status") == "finished":
-                content["last_check"] = last_check(lines, run.id).decode()
-            path.write_bytes(seal_json(content, run.id))
+                content["last_check"] = last_check(lines, run_id).decode()
+            _write(path, seal_json(content, run_id))
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file unless it has this content: the time of config.yaml is the run's start."""
+    if path.read_bytes() != content:
+        path.write_bytes(content)
 
 
 def _json(text: bytes) -> dict[str, Any] | None:

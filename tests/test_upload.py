@@ -112,7 +112,7 @@ def test_a_failed_run_is_uploaded_and_an_unfinished_one_is_not(
         "still running",
         "2 rounds",
     ]
-    assert err.startswith(f"fedbench.upload: {unreadable}: summary.json: ")
+    assert err.startswith(f"fedbench.upload: {unreadable}: summary.json has ")
     assert err.count("\n") == 1
     assert server.runs.keys() == {"pilot-failed", f"pilot-{run.name}"}
     assert server.runs["pilot-failed"].exit_code == 1
@@ -172,5 +172,6 @@ def test_a_setting_of_another_version_is_named(
 ) -> None:
     with (run / "config.yaml").open("a") as file:
         file.write("warp: 9\n")
+    seal(run)
     assert main([str(run)]) == 1
     assert "config.yaml: warp is not a setting of this version" in capsys.readouterr().err

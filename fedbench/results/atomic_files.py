@@ -35,7 +35,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def in_words(error: OSError) -> str:
     """Return the reason of an OSError, without its number and path."""
-    return (error.strerror or str(error) or type(error).__name__).lower()
+    return error.strerror or str(error) or type(error).__name__
 
 
 @contextmanager

@@ -424,8 +424,9 @@ def test_hostile_names_are_shown_as_text(driver: Chrome, hostile: Path) -> None:
 
 
 def only_finished(folder: Path) -> None:
-    """A run without rounds.jsonl, as of another version."""
+    """A run without rounds."""
     (folder / "rounds.jsonl").unlink()
+    seal(folder)
 
 
 def only_started(folder: Path) -> None:

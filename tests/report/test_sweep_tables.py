@@ -122,9 +122,11 @@ def test_settings_that_nobody_changed_tell_rows_apart_if_nothing_else_does(tmp_p
     _, later, *_ = add_sweep(tmp_path, "defense=krum,flame")
     config = later / "config.yaml"
     config.write_text(config.read_text().replace("noise: 0.001", "noise: 0.002"))
+    seal(later)
     table = compare(read_runs([tmp_path]))
     assert (table.keys, labels(table)) == ([], ["krum", "flame noise=0.001", "flame noise=0.002"])
     config.write_text(config.read_text().replace("\nlr: 0.05", "\nlr: 0.5"))
+    seal(later)
     table = compare(read_runs([tmp_path]))
     assert table.keys == ["lr"]
     assert [row.setting for row in table.rows] == [["0.05"], ["0.05"], ["0.5"]]
@@ -146,6 +148,7 @@ def test_older_runs_of_a_missing_plugin_show_what_varies(tmp_path: Path) -> None
         (folder / "origin.json").unlink()
         config = folder / "config.yaml"
         config.write_text(config.read_text().replace("name: flame", "name: gone"))
+        seal(folder)
     table = compare(read_runs([tmp_path]))
     assert table.keys == ["lr"]
     assert labels(table) == ["gone noise=0.001", "gone noise=0.01"] * 2

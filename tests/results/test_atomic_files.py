@@ -57,7 +57,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
 
 def test_a_folder_in_place_of_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
-    with pytest.raises(WriteError, match=r"^cannot write .*file: is a directory$"):
+    with pytest.raises(WriteError, match=r"^cannot write .*file: Is a directory$"):
         write_atomically(tmp_path / "file", lambda file: file.write(b"new"))
     remove(tmp_path / "file")
     remove(tmp_path / "file")

@@ -54,9 +54,9 @@ def test_what_is_no_checkpoint_is_a_user_error(path: Path) -> None:
     path.write_bytes(b"not a checkpoint")
     assert refusal(path).startswith(" has no checksum")
     path.unlink()
-    assert refusal(path) == " cannot be read (no such file or directory)"
+    assert refusal(path) == " cannot be read (No such file or directory)"
     path.mkdir()
-    assert refusal(path) == " cannot be read (is a directory)"
+    assert refusal(path) == " cannot be read (Is a directory)"
 
 
 def test_any_other_bit_is_found(path: Path) -> None:
