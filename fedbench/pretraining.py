@@ -91,8 +91,12 @@ def _path(plan: Plan) -> Path:
 
 def _load(path: str, federation: Federation) -> Checkpoint:
     """Start round 0 from the model of a checkpoint."""
-    remedy = f"pretrained={path} must be a checkpoint of fedbench"
-    loaded = load_checkpoint(Path(path).expanduser(), federation.device, remedy)
+    file = Path(path).expanduser()
+    try:
+        loaded = load_checkpoint(file, federation.device, "name another")
+    except UserError as error:
+        reason = str(error).removeprefix(str(file))
+        raise UserError(f"pretrained={path}: not a fedbench checkpoint, it{reason}") from error
     fresh = federation.initial()
     for what, have, want in (
         ("parameters", loaded.params, fresh.params),

@@ -78,7 +78,8 @@ def test_a_checkpoint_of_another_run_is_refused(path: Path) -> None:
 @pytest.mark.parametrize("name", ["params", "buffers"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_model_that_is_not_finite_is_refused(path: Path, name: str, value: float) -> None:
-    save_checkpoint(path, replace(CHECKPOINT, **{name: torch.tensor([0, value])}), "krum-1")
+    changed: dict[str, Any] = {name: torch.tensor([0, value])}
+    save_checkpoint(path, replace(CHECKPOINT, **changed), "krum-1")
     assert "not finite" in refusal(path)
 
 
