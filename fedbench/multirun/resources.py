@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from fedbench.errors import UserError
-from fedbench.results.atomic_files import writing
+from fedbench.results.atomic_files import WriteError, writing
 
 if TYPE_CHECKING:
     from fedbench.engine.executors import Executor
@@ -140,7 +140,10 @@ def _is_new(line: str) -> bool:
         (folder / hashlib.sha256(line.encode()).hexdigest()).touch(exist_ok=False)
     except FileExistsError:
         return False
-    except OSError:  # no space, or not writable: saying it twice is better than not at all
+    except (
+        OSError,
+        WriteError,
+    ):  # no space, or not writable: saying it twice is better than not at all
         return True
     return True
 

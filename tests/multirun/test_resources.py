@@ -146,6 +146,7 @@ def test_a_line_is_said_if_nothing_can_be_written(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(pooch, "os_cache", lambda _: tmp_path / "file")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     monkeypatch.setenv(resources.SWEEP, "17")
     said: list[str] = []
     for _ in range(2):

@@ -333,7 +333,6 @@ def line(number: int, text: str) -> Callable[[Path], None]:
         lines = (folder / "rounds.jsonl").read_text().splitlines()
         lines[number] = text
         (folder / "rounds.jsonl").write_text("\n".join(lines) + "\n")
-        seal(folder)
 
     return write
 
