@@ -245,7 +245,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
                 folder.checkpoint(state)
                 display.round(record)
         except WriteError as error:  # nor could anything else be written
-            raise WriteError(f"{error}; the same command resumes") from error
+            raise WriteError(f"{error}; the run resumes") from error
         except Exception as error:
             folder.keep_traceback(error)
             end({"status": "failed", "error": f"{type(error).__name__}: {error}"})

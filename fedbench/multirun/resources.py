@@ -143,7 +143,7 @@ def _is_new(line: str) -> bool:
     except (
         OSError,
         WriteError,
-    ):  # no space, or not writable: saying it twice is better than not at all
+    ):  # saying it twice is better than not at all
         return True
     return True
 
