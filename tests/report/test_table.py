@@ -128,17 +128,6 @@ def test_the_caption_names_pretrain_non_iid_if_it_has_an_effect(
     assert ("pretrain_non_iid 0.0, n_clients 30" in caption) == named
 
 
-def test_runs_older_than_a_setting_count_as_runs_that_do_not_use_it(runs: Runs) -> None:
-    runs.add("krum", finished(), seed=0)
-    runs.add("krum", finished(), seed=1, pretrain_non_iid=None)
-    runs.add("krum", finished(), seed=2, pretrain_non_iid=0.0)
-    assert [row[:2] for row in runs.rows()] == [
-        ["pretrain_non_iid", "defense"],
-        *(["null", "krum"], ["0.0", "krum"]),
-    ]
-    assert [row[-1] for row in runs.rows()] == ["seeds", "2", "1"]
-
-
 def test_seeds_are_averaged(runs: Runs) -> None:
     # MA 80, 84, 88: mean 84, squared deviations (16 + 0 + 16) / (3 - 1) = 16, root 4.
     # TPR has two values, 90 and 100: mean 95, root of (25 + 25) / 1 = 7.07. AUC has one, TNR none.
