@@ -71,12 +71,11 @@ def add_runs(
     for defense, attack in product(DEFENSES, ATTACKS):
         config = compose([f"defense={defense}", f"attack={attack}"])
         records = [record(index, n_clients) for index in range(n_rounds)]
-        lines = "".join(json.dumps(line) + "\n" for line in records)
         for pmr, seed in settings:
             folder = RunDir(top / f"run{count}")
             folder.path.mkdir()
             folder.start(replace(config, pmr=pmr, seed=seed))
-            folder.rounds_file.write_text(lines)
+            folder.rounds_file.write(records)
             folder.finish(summarise(records) | {"BA": random.random(), "MA": random.random()})
             count += 1
     return count

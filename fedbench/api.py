@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -120,8 +119,7 @@ def run(*overrides: str, **settings: Any) -> FinishedRun:
     if found.status != "finished":
         raise RuntimeError(f"{found.folder} {found.status}: {found.reason}")
     config = yaml.safe_load((found.folder / "config.yaml").read_text(encoding="utf-8"))
-    summary = json.loads((found.folder / "summary.json").read_text(encoding="utf-8"))
-    return FinishedRun(found.folder, config, summary)
+    return FinishedRun(found.folder, config, dict(found.summary))
 
 
 def _check_one_value(settings: Mapping[str, Any]) -> None:

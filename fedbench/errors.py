@@ -72,6 +72,8 @@ def one_line(error: BaseException) -> str | None:
         message = f"{given}: {expected(given, first_line(cause))}"
     elif is_out_of_memory(error):
         message = f"memory ran out: {first_line(error)}; {LESS_MEMORY}"
+    elif isinstance(error, OSError) and error.filename is not None and error.strerror:
+        message = f"{error.filename}: {error.strerror}"  # without its number
     elif isinstance(error, UserError | HydraException | OSError | MarkedYAMLError):
         message = str(error)
     else:

@@ -144,11 +144,14 @@ class Plan:
 
     def finished(self) -> Record | None:
         """The summary of the run if it has finished, and not before a command with `rerun`."""
-        return None if self.starts_over(self.folder.config_file) else self.folder.finished()
+        return None if self.starts_over(*self.folder.files) else self.folder.finished()
 
-    def starts_over(self, path: Path) -> bool:
-        """Whether an earlier command wrote a file and this one, with `rerun`, replaces it."""
-        return self.config.rerun and path.exists() and path.stat().st_mtime < started_at()
+    def starts_over(self, *paths: Path) -> bool:
+        """Whether an earlier command wrote one of the files and this one, with `rerun`, does not
+        use it.
+        """
+        found = (path for path in paths if self.config.rerun and path.exists())
+        return any(path.stat().st_mtime < started_at() for path in found)
 
     def shorter(self) -> Iterator[RunDir]:
         """Directories of the same run with fewer rounds, the longest first."""

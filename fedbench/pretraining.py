@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedbench.display.run_display import RunDisplay
 from fedbench.errors import UserError
-from fedbench.results.atomic_files import locked
+from fedbench.results.atomic_files import locked, remove
 from fedbench.results.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -36,11 +36,17 @@ def pretrained(plan: Plan, federation: Federation, display: RunDisplay) -> Check
 
 
 def is_due(plan: Plan) -> bool:
-    """Whether benign rounds before round 0 are still to be trained."""
+    """Whether benign rounds before round 0 are still to be trained.
+
+    Reads no tensors. A model that turns out to be damaged is due after all, in `train`.
+    """
     if plan.config.pretrained is not None or not plan.config.pretrain_rounds:
         return False
     path = _path(plan)
-    return not path.exists() or plan.starts_over(path) or next_round_of(path) < 0
+    if not path.exists() or plan.starts_over(path):
+        return True
+    next_round = next_round_of(path)
+    return next_round is None or next_round < 0
 
 
 @contextmanager
@@ -53,16 +59,30 @@ def exclusive(plan: Plan) -> Iterator[None]:
 def train(plan: Plan, federation: Federation, display: RunDisplay) -> Checkpoint:
     """Train the remaining benign rounds, saving each; call this while `exclusive`."""
     config, path = plan.config, _path(plan)
-    start_over = not path.exists() or plan.starts_over(path)
-    state = federation.initial() if start_over else load_checkpoint(path, federation.device)
+    path.with_name(f".{path.name}.partial").unlink(missing_ok=True)  # of a killed process
+    state = _shared(plan, federation, display) or federation.initial()
     if state.next_round < 0:
         federation.ranks.on_trained = display.trained
         display.begin_pretraining(config.pretrain_rounds + state.next_round, config.pretrain_rounds)
     while state.next_round < 0:
         state = federation.pretrain(state)
-        save_checkpoint(path, replace(state, defense_state=None))  # shared by all defenses
+        shared = replace(state, defense_state=None)  # by all defenses
+        save_checkpoint(path, shared, plan.pretrain_id)
         display.pretrain(config.pretrain_rounds + state.next_round, config.pretrain_rounds)
     return state
+
+
+def _shared(plan: Plan, federation: Federation, display: RunDisplay) -> Checkpoint | None:
+    """The model that an earlier run has left; None if there is none, or if it is damaged."""
+    path = _path(plan)
+    if not path.exists() or plan.starts_over(path):
+        return None
+    try:
+        return load_checkpoint(path, federation.device, "it is trained again", plan.pretrain_id)
+    except UserError as error:
+        display.say(f"{plan.title}  {error}")
+        remove(path)
+        return None
 
 
 def _path(plan: Plan) -> Path:
@@ -71,10 +91,12 @@ def _path(plan: Plan) -> Path:
 
 def _load(path: str, federation: Federation) -> Checkpoint:
     """Start round 0 from the model of a checkpoint."""
+    file = Path(path).expanduser()
     try:
-        loaded = load_checkpoint(Path(path).expanduser(), federation.device)
+        loaded = load_checkpoint(file, federation.device, "name another")
     except UserError as error:
-        raise UserError(f"pretrained={path}: not a fedbench checkpoint") from error
+        reason = str(error).removeprefix(str(file))
+        raise UserError(f"pretrained={path}: not a fedbench checkpoint, it{reason}") from error
     fresh = federation.initial()
     for what, have, want in (
         ("parameters", loaded.params, fresh.params),

@@ -19,6 +19,7 @@ from fedbench.errors import UserError
 from fedbench.multirun import resources
 from fedbench.plan import Plan
 from fedbench.report.partition_figure import PARTITION_FILE, write_partition_figure
+from fedbench.results.atomic_files import WriteError
 from fedbench.results.checkpoint import Checkpoint
 from fedbench.results.continuation import continue_shorter
 from fedbench.results.origin import Origin
@@ -161,6 +162,8 @@ def _finished(plan: Plan) -> Record | None:
     summary = plan.finished()
     if summary is not None:
         display = _display(plan)
+        for line in plan.folder.start(plan.config, plan.origin):
+            display.say(f"{plan.title}  {line}")
         if has_changed_since(summary) and not run_events.in_panel():  # a sweep says it once
             display.say(f"{plan.title}  fedbench has changed since; rerun=true runs it again")
         display.close(summary, skipped=True)
@@ -170,7 +173,7 @@ def _finished(plan: Plan) -> Record | None:
 def _start_over_or_continue(plan: Plan) -> None:
     """Delete the earlier attempt with `rerun`; otherwise continue a run with fewer rounds."""
     folder, config = plan.folder, plan.config
-    if plan.starts_over(folder.config_file):
+    if plan.starts_over(*folder.files):
         with folder.locked():
             folder.clear()
     elif not config.rerun and (shorter := [*plan.shorter()]):
@@ -202,7 +205,8 @@ def build_rank_context(plan: Plan, dataset: Dataset, fabric: Fabric) -> RankCont
 def _begin(plan: Plan, federation: Federation) -> Checkpoint | None:
     """Write what a run leaves before its first round; load its checkpoint, if it has one."""
     context = federation.rank_context
-    plan.folder.start(plan.config, plan.origin)
+    for line in plan.folder.start(plan.config, plan.origin):
+        _display(plan).say(f"{plan.title}  {line}")
     figure = plan.folder.path / PARTITION_FILE
     shards, attackers = context.data.shards, context.attackers
     write_partition_figure(figure, plan.config, context.dataset, shards, attackers)
@@ -239,6 +243,8 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
                 session.round(record)
                 folder.checkpoint(state)
                 display.round(record)
+        except WriteError as error:  # nor could anything else be written
+            raise WriteError(f"{error}; the run resumes") from error
         except Exception as error:
             folder.keep_traceback(error)
             end({"status": "failed", "error": f"{type(error).__name__}: {error}"})

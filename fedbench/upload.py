@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -40,11 +39,10 @@ class Upload:
     def send(self, run: RunResult) -> str:
         """Send a run; return what was sent, and where it is now."""
         folder, config = run.folder, config_of(run.folder)
-        rounds = read_rounds(folder)
-        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
+        rounds = read_rounds(run)
         about = RunInfo.of(config, title(run.config, run.origin), folder, rounds)
         session = WandbSession(self._settings(config.tracker), about, lambda line: None, ended=True)
-        session.finish(summary)
+        session.finish(run.summary)
         if session.failure and not session.address:
             raise UnreachableError(session.failure)
         if session.failure:

@@ -227,10 +227,11 @@ def fingerprint(value: Any) -> Any:
 
 
 def _measured(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what the summary says about the command and the machine."""
+    """Leave out what the summary says about the command, the machine and its times."""
     origin = ("command", "git", "fedbench_git", "fedbench_code", "processor", "processes")
+    origin += ("last_check", "check")
     return {key: value for key, value in record.items() if key not in origin}
 
 
 def _timeless(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if not key.startswith("seconds")}
+    return {key: value for key, value in record.items() if not key.startswith(("seconds", "check"))}

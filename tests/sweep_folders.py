@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from handmade_runs import seal
 from hydra.conf import HydraConf
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
@@ -50,5 +51,6 @@ def add_sweep(top: Path, *overrides: str, **metrics: Any) -> list[Path]:
         rates = {name: rng.choice([1.0, rng.random()]) for name in ("BA", "MA", "TPR", "TNR")}
         summary = {"status": "finished", **rates, "AUC": 1.0, "seconds": 1000 * rng.random()}
         (folder / "summary.json").write_text(json.dumps(summary | metrics))
+        seal(folder)
         folders.append(folder)
     return folders

@@ -17,6 +17,7 @@ from end_to_end import (
     succeed,
     summary,
 )
+from handmade_runs import seal
 
 MINE = '''
 from dataclasses import dataclass
@@ -151,6 +152,7 @@ def test_a_skipped_run_says_if_fedbench_itself_has_changed(tmp_path: Path) -> No
         (folder / "summary.json").write_text(
             text.replace('"fedbench_code": "', '"fedbench_code": "0')
         )
+        seal(folder)
     note = "fedbench has changed since"
     (line,) = (s for s in fedbench_in_this_process(*run, cwd=tmp_path).out if note in s)
     assert line.endswith("  fedbench has changed since; rerun=true runs it again")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from handmade_runs import seal
 from pages import run
 from sweep_folders import add_sweep
 
@@ -23,6 +24,7 @@ def test_sweep_to_figure(tmp_path: Path) -> None:
     for folder in folders:
         line = json.dumps({**record, "clients": [client]})
         (folder / "rounds.jsonl").write_text(f"{line}\n")
+        seal(folder)
     script = ROOT / "examples" / "sweep_to_figure.py"
     done = run(f"{script} {top}", tmp_path, path=str(ROOT))
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from end_to_end import ROOT, fedbench_in_this_process, run_folders
+from handmade_runs import seal
 from pages import commands, run, write_titled_blocks
 
 from fedbench.preview import main as preview
@@ -119,6 +120,7 @@ def test_the_figure_needs_all_runs(folder: Path) -> None:
     unfinished = folder / "runs" / "ba_by_pmr" / "flame-1"
     unfinished.mkdir(parents=True)
     (unfinished / "config.yaml").write_text("defense: {name: flame}\npmr: 0.5\nseed: 0\n")
+    seal(unfinished)
     drawn = run(figure, folder)
     assert drawn.returncode == 1
     assert "flame-1 unfinished" in " ".join(drawn.stderr.split())

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from end_to_end import fedbench_in_this_process, rounds, run_folder
 from filelock import FileLock
+from handmade_runs import seal
 from wandb_records import KEY, stored
 from wandb_server import ENTITY, WandbServer
 
@@ -37,6 +38,7 @@ def with_tracker(run: Path, **settings: str) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["tracker"] = {"name": "wandb", **settings}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
+    seal(run)
 
 
 def test_a_finished_run_is_uploaded_in_full(
@@ -70,6 +72,7 @@ def test_the_defense_of_a_run_is_the_name_that_the_user_chose(
     origin = json.loads((run / "origin.json").read_text())
     origin["choices"]["defense"] = "krum_variant"
     (run / "origin.json").write_text(json.dumps(origin))
+    seal(run)
     assert main([str(run)]) == 0
     (sent,) = server.runs.values()
     assert sent.config["defense"] == "krum_variant"
@@ -97,6 +100,7 @@ def test_a_failed_run_is_uploaded_and_an_unfinished_one_is_not(
         Path(shutil.copytree(run, run.parent / name)) for name in others
     )
     (failed / "summary.json").write_text(json.dumps({"status": "failed", "error": "no luck"}))
+    seal(failed)
     (unfinished / "summary.json").unlink()
     (unreadable / "summary.json").write_text("{")
     with FileLock(running / ".lock"):
@@ -108,7 +112,7 @@ def test_a_failed_run_is_uploaded_and_an_unfinished_one_is_not(
         "still running",
         "2 rounds",
     ]
-    assert err.startswith(f"fedbench.upload: {unreadable}: summary.json: ")
+    assert err.startswith(f"fedbench.upload: {unreadable}: summary.json has ")
     assert err.count("\n") == 1
     assert server.runs.keys() == {"pilot-failed", f"pilot-{run.name}"}
     assert server.runs["pilot-failed"].exit_code == 1
@@ -168,5 +172,6 @@ def test_a_setting_of_another_version_is_named(
 ) -> None:
     with (run / "config.yaml").open("a") as file:
         file.write("warp: 9\n")
+    seal(run)
     assert main([str(run)]) == 1
     assert "config.yaml: warp is not a setting of this version" in capsys.readouterr().err

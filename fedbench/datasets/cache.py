@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fedbench.datasets.files import cache_folder, reading
-from fedbench.results.atomic_files import locked, write_atomically
+from fedbench.results.atomic_files import WriteError, locked, write_atomically
 
 
 def cached(
@@ -41,7 +41,7 @@ def cached(
             content = build()
             try:
                 write_atomically(path, partial(torch.save, {"key": text, "content": content}))
-            except OSError:  # e.g. disk full
+            except (WriteError, RuntimeError):  # disk full; torch raises RuntimeErrors of its own
                 return content
         return _load(path, text) or content
 

@@ -11,15 +11,18 @@ import hashlib
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from fedbench.errors import UserError
+from fedbench.results.atomic_files import WriteError, writing
 
 if TYPE_CHECKING:
     from fedbench.engine.executors import Executor
@@ -137,15 +140,15 @@ def once_per_sweep(say: Callable[[str], None]) -> Callable[[str], None]:
 
 def _is_new(line: str) -> bool:
     """Whether this is the first call with `line` in the sweep, in whichever process."""
-    from fedbench.datasets.files import cache_folder  # imports torch, which takes seconds
-
     try:
-        folder = cache_folder(f"{_slots()}/said")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = _shared_folder(f"{_slots()}/said")
         (folder / hashlib.sha256(line.encode()).hexdigest()).touch(exist_ok=False)
     except FileExistsError:
         return False
-    except OSError:  # no space, or not writable: saying it twice is better than not at all
+    except (
+        OSError,
+        WriteError,
+    ):  # saying it twice is better than not at all
         return True
     return True
 
@@ -187,6 +190,10 @@ def forget_sweep(sweep: object) -> None:
     from fedbench.datasets.files import cache_folder  # imports torch, which takes seconds
 
     shutil.rmtree(cache_folder(f"sweeps/{sweep}"), ignore_errors=True)
+    shutil.rmtree(_without_cache() / f"sweeps/{sweep}", ignore_errors=True)
+    for folder in (_without_cache() / "sweeps", _without_cache()):
+        with suppress(OSError):  # not there, or of another sweep too
+            folder.rmdir()
 
 
 @contextmanager
@@ -214,11 +221,27 @@ def _slots() -> str:
 
 
 def _locks(resource: str, total: int) -> list[FileLock]:
+    folder = _shared_folder(resource)
+    return [FileLock(folder / f"{number}.lock") for number in range(total)]
+
+
+def _shared_folder(name: str) -> Path:
+    """Return a folder of the cache, or of the temporary folder if the cache cannot be written."""
     from fedbench.datasets.files import cache_folder  # imports torch, which takes seconds
 
-    folder = cache_folder(resource)
-    folder.mkdir(parents=True, exist_ok=True)
-    return [FileLock(folder / f"{number}.lock") for number in range(total)]
+    folder = cache_folder(name)
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    folder = _without_cache() / name
+    with writing(folder):
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _without_cache() -> Path:
+    return Path(tempfile.gettempdir(), f"fedbench-{os.getuid()}")
 
 
 def _is_held(lock: FileLock) -> bool:

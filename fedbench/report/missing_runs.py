@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from fedbench.results.run_reader import RunResult
 
 @dataclass(frozen=True)
 class MissingRun:
-    """A run without a result in the averages, or without its rounds."""
+    """A run without a result in the averages."""
 
     name: str  # folder of the run, or the title of a run that never started
-    status: str  # failed | unfinished | running | unreadable | not counted | not started | damaged
+    status: str  # failed | unfinished | running | unreadable | not counted | not started
     reason: str
     folder: Path | None  # None if it never started
 
@@ -24,13 +24,8 @@ class MissingRun:
         return f"{self.status}: {self.name}" + (f": {self.reason}" if self.reason else "")
 
 
-def missing_runs(
-    runs: Sequence[RunResult], comparison: Comparison, damaged: Mapping[Path, str]
-) -> list[MissingRun]:
-    """Return one entry per run that is not fully part of the report.
-
-    `damaged` maps run folders to what is wrong with their rounds.jsonl.
-    """
+def missing_runs(runs: Sequence[RunResult], comparison: Comparison) -> list[MissingRun]:
+    """Return one entry per run that is not part of the report's averages."""
     counted = {run.folder for row in comparison.rows for run in row.runs}
     missing = []
     for run in runs:
@@ -39,9 +34,6 @@ def missing_runs(
         elif run.folder not in counted:
             reason = "a newer run has the same settings and seed"
             missing.append(MissingRun(str(run.folder), "not counted", reason, run.folder))
-        elif run.folder in damaged:
-            reason = f"{damaged[run.folder]}; its results count"
-            missing.append(MissingRun(str(run.folder), "damaged", reason, run.folder))
     return missing + _not_started(runs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from fedbench.report.comparison import Comparison, TableRow, compare, natural_or
 from fedbench.report.defense_styles import DefenseStyle, defense_styles
 from fedbench.report.missing_runs import MissingRun, missing_runs
 from fedbench.report.statistics import Estimate, estimate
-from fedbench.results.run_reader import STEALTH, RunResult, read_runs
+from fedbench.results.run_reader import STEALTH, RunResult, read_runs, unreadable
 from fedbench.results.run_rounds import RunRounds, read_run_rounds
 from fedbench.results.settings import Value
 
@@ -91,18 +92,15 @@ def bounds_of(metric: str) -> tuple[float, float] | None:
 
 def read_report_data(folders: Sequence[str | Path]) -> ReportData:
     """Read everything below the folders; damaged files cost a line in `missing`, no more."""
-    runs = read_runs(folders)
-    comparison = compare(runs)
-    rounds, damaged = {}, {}
-    for run in runs:
+    runs, rounds = [], {}
+    for run in read_runs(folders, check_rounds=False):
         try:
-            rounds[run.folder] = read_run_rounds(run.folder)
-        except (UserError, OSError, ValueError, RecursionError) as error:
-            damaged[run.folder] = str(error)
-            continue
-        expected = run.summary.get("rounds", len(rounds[run.folder]))
-        if run.status == "finished" and len(rounds[run.folder]) != expected:
-            found = len(rounds[run.folder])
-            damaged[run.folder] = f"rounds.jsonl has {found} of {expected} rounds"
-    missing = missing_runs(runs, comparison, damaged)
+            if run.status != "unreadable":
+                rounds[run.folder] = read_run_rounds(run)
+            runs.append(run)
+        except (UserError, ValueError) as error:
+            reason = str(error).removeprefix(f"{run.folder}{os.sep}")
+            runs.append(unreadable(run, reason))
+    comparison = compare(runs)
+    missing = missing_runs(runs, comparison)
     return ReportData([Path(folder) for folder in folders], runs, comparison, rounds, missing)

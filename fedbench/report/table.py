@@ -52,7 +52,7 @@ def markdown_lines(lines: Sequence[Sequence[str]], n_words: int) -> str:
 
 def notes(runs: Sequence[RunResult]) -> list[str]:
     """Return one line for each run that the averages leave out: its folder and the reason."""
-    return [str(run) for run in missing_runs(runs, compare(runs), {})]
+    return [str(run) for run in missing_runs(runs, compare(runs))]
 
 
 def print_runs(
@@ -60,7 +60,7 @@ def print_runs(
 ) -> None:
     """Print the table to stdout, and to stderr the runs that it leaves out."""
     compared = compare(runs, columns)
-    print_comparison(compared, [str(run) for run in missing_runs(runs, compared, {})], markdown)
+    print_comparison(compared, [str(run) for run in missing_runs(runs, compared)], markdown)
 
 
 def print_comparison(compared: Comparison, missing: Sequence[str], markdown: bool = False) -> None:

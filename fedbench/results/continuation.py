@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterable
-from functools import partial
 
 import torch
 from filelock import Timeout
 
 from fedbench.config import RunConfig
 from fedbench.errors import UserError
-from fedbench.results.atomic_files import write_atomically
-from fedbench.results.checkpoint import load_checkpoint
+from fedbench.results.atomic_files import WriteError
 from fedbench.results.round_record import without_accuracies
 from fedbench.results.run_dir import RunDir
 
@@ -34,7 +30,9 @@ def continue_shorter(folder: RunDir, shorter: Iterable[RunDir], config: RunConfi
                 n_rounds = _copy(source, folder, config)
         except Timeout:
             lines.append(f"cannot continue {source.path.name}, which is still running")
-        except (UserError, OSError, ValueError) as error:
+        except WriteError:
+            raise
+        except UserError as error:
             lines.append(f"cannot continue {source.path.name}: {error}")
         else:
             return [*lines, f"continues {source.path.name} after its {n_rounds} rounds"]
@@ -42,17 +40,16 @@ def continue_shorter(folder: RunDir, shorter: Iterable[RunDir], config: RunConfi
 
 
 def _copy(source: RunDir, target: RunDir, config: RunConfig) -> int:
-    """Copy checkpoint.pt and the rounds before it; return their number."""
+    """Copy checkpoint.pt and the rounds before it, as those of `target`; return their number."""
     if not source.checkpoint_file.exists():
         raise UserError(f"it has no {source.checkpoint_file.name}")
-    n_rounds = load_checkpoint(source.checkpoint_file, torch.device("cpu")).next_round
+    checkpoint = source.load_checkpoint(torch.device("cpu"))
+    n_rounds = checkpoint.next_round
     records = source.rounds()[:n_rounds]
     if len(records) < n_rounds:
         raise UserError(f"its checkpoint is of round {n_rounds}, its last record {len(records)}")
     if not config.evaluated_in(n_rounds - 1):  # but it was the last round of the shorter run
         records[-1] = without_accuracies(records[-1])
-    lines = [json.dumps(record).encode() + b"\n" for record in records]
-    write_atomically(target.rounds_file, lambda file: file.writelines(lines))
-    with source.checkpoint_file.open("rb") as content:
-        write_atomically(target.checkpoint_file, partial(shutil.copyfileobj, content))
+    target.rounds_file.write(records)
+    target.checkpoint(checkpoint)
     return n_rounds

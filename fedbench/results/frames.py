@@ -109,9 +109,9 @@ def _long(
 ) -> pd.DataFrame:
     """Return the rows of every round of every run; `columns` are those that all rounds have."""
     rows = []
-    for run in read_runs(folders or DEFAULT_FOLDERS):
+    for run in read_runs(folders or DEFAULT_FOLDERS, check_rounds=False):
         identity = {key: run.config.get(key) for key in IDENTITY}
-        for record in read_rounds(run.folder):
+        for record in read_rounds(run):
             rows += [{**identity, **row, **_place(run)} for row in rows_of(record)]
     found = dict.fromkeys(key for row in rows for key in row)
     return _frame(rows, [*IDENTITY, *columns, *(key for key in found if key != "folder"), "folder"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedbench.results.sealed import unseal_json
 from fedbench.results.settings import Value, group_of, idle, leading_first, show
 
 ORIGIN_FILE = "origin.json"
@@ -26,15 +26,13 @@ class Origin:
     given: tuple[str, ...] = ()
 
 
-def read_origin(folder: Path) -> Origin | None:
-    """Read origin.json; None if an older version wrote the run, or if the file is damaged."""
+def read_origin(folder: Path, run: str | None = None) -> Origin | None:
+    """Read origin.json; None if there is none. OSError or DamageError if it is not intact."""
     try:
-        content = json.loads((folder / ORIGIN_FILE).read_text(encoding="utf-8"))
-        origin = Origin(content["choices"], content["changed"], tuple(content["given"]))
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        content = unseal_json((folder / ORIGIN_FILE).read_bytes(), run)
+    except FileNotFoundError:
         return None
-    valid = isinstance(origin.choices, dict) and isinstance(origin.changed, dict | None)
-    return origin if valid else None
+    return Origin(content["choices"], content["changed"], tuple(content["given"]))
 
 
 def title(config: Mapping[str, Value], origin: Origin | None) -> str:

@@ -5,9 +5,6 @@ A run killed at any moment loses at most the round in progress.
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import traceback
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -17,11 +14,25 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fedbench.config import RunConfig
-from fedbench.errors import UserError
-from fedbench.results.atomic_files import LOCK_FILE, locked, write_atomically
+from fedbench.results.atomic_files import (
+    LOCK_FILE,
+    locked,
+    remove,
+    remove_partial_files,
+    write_atomically,
+)
 from fedbench.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedbench.results.origin import ORIGIN_FILE, Origin
 from fedbench.results.provenance import provenance
+from fedbench.results.rounds_file import LAST_CHECK, RoundsFile
+from fedbench.results.sealed import (
+    DamageError,
+    damage_told,
+    seal_json,
+    seal_text,
+    unseal_json,
+    unseal_text,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +45,19 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rounds_file = path / "rounds.jsonl"
+        self.id = path.name
+        self.rounds_file = RoundsFile(path, self.id)
         self.checkpoint_file = path / "checkpoint.pt"
         self.summary_file = path / "summary.json"
         self.traceback_file = path / "traceback.txt"
         self.config_file = path / "config.yaml"
         self.origin_file = path / ORIGIN_FILE
+        # What a run leaves, apart from figures and the files of W&B
+        self.files = (
+            *(self.summary_file, self.checkpoint_file, self.rounds_file.path),
+            *(self.traceback_file, self.origin_file, self.config_file),
+        )
+        self.remedy = f"delete {path} and repeat the command"
 
     def locked(self, wait: bool = True) -> AbstractContextManager[None]:
         """Hold the directory's lock, so that only one process runs these settings at a time.
@@ -49,62 +67,96 @@ class RunDir:
         return locked(self.path / LOCK_FILE, wait)
 
     def finished(self) -> Record | None:
-        """Return the summary of a finished run, None for any other run."""
-        if not self.summary_file.exists():
-            return None
-        summary: Record = json.loads(self.summary_file.read_text())
-        return summary if summary["status"] == "finished" else None
+        """Return the summary of a finished run, None for any other run.
 
-    def start(self, config: RunConfig, origin: Origin | None = None) -> None:
+        Also None if summary.json or rounds.jsonl is damaged: whoever resumes the run mends or
+        reports it.
+        """
+        try:
+            summary = unseal_json(self.summary_file.read_bytes(), self.id)
+            if summary["status"] != "finished":
+                return None
+            self.rounds_file.lines(summary[LAST_CHECK])
+        except (OSError, DamageError):
+            return None
+        return summary
+
+    def start(self, config: RunConfig, origin: Origin | None = None) -> list[str]:
         """Write config.yaml unless it exists: its modification time is the run's start time.
 
-        Write origin.json alike: a run keeps the origin of its first command.
+        Write origin.json alike: a run keeps the origin of its first command. Files that are
+        damaged are written again, a summary.json when the run ends; return a line about each.
         """
-        if origin is not None and not self.origin_file.exists():
-            content = json.dumps(_json_safe(asdict(origin)), indent=2) + "\n"
-            write_atomically(self.origin_file, lambda file: file.write(content.encode()))
-        if not self.config_file.exists():
-            settings = asdict(config)
-            del settings["rerun"]  # of the command, not of the run
-            text = yaml.safe_dump(settings, sort_keys=False)
-            write_atomically(self.config_file, lambda file: file.write(text.encode()))
+        settings = asdict(config)
+        del settings["rerun"]  # of the command, not of the run
+        text = yaml.safe_dump(settings, sort_keys=False)
+        lines = []
+        if origin is not None:
+            lines += self._write_once(self.origin_file, seal_json(asdict(origin), self.id))
+        lines += self._write_once(self.config_file, seal_text(text, self.id))
+        return lines + self._without_damaged(self.summary_file)
+
+    def _write_once(self, path: Path, content: bytes) -> list[str]:
+        """Write a file unless it is intact."""
+        lines = self._without_damaged(path)
+        if not path.exists():
+            write_atomically(path, lambda file: file.write(content))
+        return lines
+
+    def _without_damaged(self, path: Path) -> list[str]:
+        """Delete a file that is damaged, and return a line about it."""
+        if (reason := self._damage(path)) is None:
+            return []
+        remove(path)
+        return [f"{path.name} {reason}; it is written again"]
+
+    def _damage(self, path: Path) -> str | None:
+        """Return what is wrong with config.yaml, origin.json or summary.json, if anything is."""
+        try:
+            content = path.read_bytes()
+            if path == self.config_file:
+                run = unseal_text(content)[1]
+                return None if run == self.id else f"is of another run, {run}"
+            unseal_json(content, self.id)
+        except FileNotFoundError:
+            return None
+        except IsADirectoryError:
+            return "is a directory"
+        except DamageError as error:
+            return str(error)
+        return None
 
     def clear(self) -> None:
         """Delete an earlier attempt, so that the run starts over."""
-        results = (self.summary_file, self.checkpoint_file, self.rounds_file, self.traceback_file)
-        for path in (*results, self.origin_file, self.config_file):
-            path.unlink(missing_ok=True)
+        for path in self.files:
+            remove(path)
 
     def resume(self, device: torch.device) -> Checkpoint | None:
         """Load the last checkpoint onto `device`; drop lines of rounds.jsonl written after it."""
+        remove_partial_files(self.path)
         if not self.checkpoint_file.exists():
-            self.rounds_file.unlink(missing_ok=True)
+            remove(self.rounds_file.path)
             return None
-        checkpoint = load_checkpoint(self.checkpoint_file, device)
-        lines = self.rounds_file.read_bytes().splitlines(keepends=True)[: checkpoint.next_round]
-        if len(lines) < checkpoint.next_round:
-            raise UserError(
-                f"{self.rounds_file} has {len(lines)} rounds, its checkpoint "
-                f"{checkpoint.next_round}; delete {self.path} to start over"
-            )
-        write_atomically(self.rounds_file, lambda file: file.writelines(lines))
+        checkpoint = self.load_checkpoint(device)
+        with damage_told(self.rounds_file.path, self.remedy):
+            self.rounds_file.keep(checkpoint.next_round)
         return checkpoint
+
+    def load_checkpoint(self, device: torch.device) -> Checkpoint:
+        """Return the last checkpoint; UserError if it is damaged or of another run."""
+        return load_checkpoint(self.checkpoint_file, device, self.remedy, self.id)
 
     def record(self, record: Record) -> None:
         """Append a line to rounds.jsonl; it counts once the next checkpoint is written."""
-        line = json.dumps(_json_safe(record), allow_nan=False) + "\n"
-        with self.rounds_file.open("ab") as file:
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        self.rounds_file.append(record)
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        save_checkpoint(self.checkpoint_file, checkpoint)
+        save_checkpoint(self.checkpoint_file, checkpoint, self.id)
 
     def rounds(self) -> list[Record]:
-        if not self.rounds_file.exists():
-            return []
-        return [json.loads(line) for line in self.rounds_file.read_text().splitlines()]
+        """Return the records in rounds.jsonl; UserError if it is damaged."""
+        with damage_told(self.rounds_file.path, self.remedy):
+            return self.rounds_file.read()
 
     def fail(self, error: Exception) -> None:
         """Mark the run as failed on behalf of a process that died."""
@@ -122,15 +174,7 @@ class RunDir:
     def finish(self, summary: Record) -> None:
         """Write summary.json; a run that has finished at last needs no traceback."""
         if summary["status"] == "finished":
-            self.traceback_file.unlink(missing_ok=True)
-        text = json.dumps(_json_safe(summary), indent=2, allow_nan=False) + "\n"
-        write_atomically(self.summary_file, lambda file: file.write(text.encode()))
-
-
-def _json_safe(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON lacks, by None."""
-    if isinstance(value, dict):
-        return {key: _json_safe(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_json_safe(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            remove(self.traceback_file)
+            summary = {**summary, LAST_CHECK: self.rounds_file.end()}
+        content = seal_json(summary, self.id)
+        write_atomically(self.summary_file, lambda file: file.write(content))

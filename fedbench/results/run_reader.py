@@ -1,21 +1,24 @@
-"""Read run directories for reports; damaged or unfinished ones are marked, not skipped."""
+"""Read run directories for reports; damaged or unfinished ones are marked, not skipped.
+
+A file counts only if its check and the run that it names are those of the run.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
 import yaml
 from filelock import FileLock, Timeout
 
 from fedbench.errors import UserError
-from fedbench.results.atomic_files import LOCK_FILE
-from fedbench.results.origin import Origin, read_origin
+from fedbench.results.atomic_files import LOCK_FILE, in_words
+from fedbench.results.origin import ORIGIN_FILE, Origin, read_origin
+from fedbench.results.rounds_file import LAST_CHECK, ROUNDS_FILE, RoundsFile
+from fedbench.results.sealed import DamageError, damage_told, unseal_json, unseal_text
 from fedbench.results.settings import Value, flat
 
 # libyaml is ten times as fast as the Python loader; both are safe.
@@ -24,8 +27,8 @@ METRICS = ("BA", "MA", "TPR", "TNR", "AUC", "seconds")
 STEALTH = ("norm_ratio", "cosine", "benign_cosine")  # compare poisoned updates with benign ones
 LACKING = "-"  # stands for a setting that a run does not have
 LARGEST = 1e15  # metrics beyond are damage, and sums of them could overflow
-# Settings missing from the config.yaml of older runs, with the values those runs used.
-ADDED_SETTINGS = {"pretrain_non_iid": None}
+WRITE_AGAIN = "the same command writes it again"  # the remedy for a file that the run can remake
+START_OVER = "delete the folder and repeat its command"
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,18 @@ class RunResult:
     reason: str = ""  # why the run failed or could not be read
     origin: Origin | None = None  # None for runs of older versions
     summary: Mapping[str, Any] = field(default_factory=dict)  # summary.json, if there is one
+    id: str = ""  # as the files say; folders may be renamed
 
     def value(self, key: str) -> Value:
         """Return a setting, or a dash if the run lacks it (a parameter of another attack)."""
         return self.config.get(key, LACKING)
 
 
-def read_runs(folders: Iterable[str | Path]) -> list[RunResult]:
-    """Return every run below the folders, ordered by folder and then by start time."""
+def read_runs(folders: Iterable[str | Path], check_rounds: bool = True) -> list[RunResult]:
+    """Return every run below the folders, ordered by folder and then by start time.
+
+    Without `check_rounds`, damage to rounds.jsonl is left to `read_rounds`.
+    """
     runs: dict[Path, RunResult] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
@@ -55,23 +62,20 @@ def read_runs(folders: Iterable[str | Path]) -> list[RunResult]:
         if not (found := list(_run_folders(folder))):
             raise UserError(f"no runs below {folder}: no folder there has a config.yaml")
         for run in sorted(found, key=lambda run: (_start_time(run), run)):
-            runs.setdefault(run.resolve(), replace(_read_run(run), origin=_origin(run)))
+            runs.setdefault(run.resolve(), _read_run(run, check_rounds))
     return list(runs.values())
 
 
-def read_rounds(run: Path) -> list[dict[str, Any]]:
-    """Return the rounds of a run; a last line that a killed run left incomplete is dropped."""
-    path = run / "rounds.jsonl"
-    if not path.exists():
-        return []
-    *lines, _ = path.read_bytes().split(b"\n")
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(orjson.loads(line))  # four times as fast as json
-        except ValueError as error:
-            raise UserError(f"{path}: line {number} is not JSON") from error
-    return records
+def read_rounds(run: RunResult) -> list[dict[str, Any]]:
+    """Return the rounds of a run, without a last line that a killed run left incomplete.
+
+    UserError if they are not as they were written, or if the run is unreadable.
+    """
+    if run.status == "unreadable":
+        raise UserError(f"{run.folder}: {run.reason}")
+    rounds = RoundsFile(run.folder, run.id)
+    with damage_told(rounds.path, START_OVER):
+        return rounds.read(run.summary.get(LAST_CHECK))
 
 
 def _run_folders(top: Path) -> Iterator[Path]:
@@ -90,32 +94,46 @@ def _start_time(run: Path) -> int:
         return 0
 
 
-def _origin(run: Path) -> Origin | None:
-    """Return the origin of a run; None if its settings are no flat settings."""
-    origin = read_origin(run)
-    if origin is None:
-        return None
-    settings = [*origin.choices.values(), *(origin.changed or {}).values()]
-    return origin if all(isinstance(value, Value | None) for value in settings) else None
-
-
-def _read_run(folder: Path) -> RunResult:
-    config: dict[str, Value] = {}
-    reading = "config.yaml"
+def _read_run(folder: Path, check_rounds: bool) -> RunResult:
+    run = RunResult(folder, "unreadable", {}, {})
+    reading, remedy = "config.yaml", WRITE_AGAIN
     try:
-        config = _read_config(folder / reading)
+        config, run_id = _read_config(folder / reading)
+        run = replace(run, config=config, id=run_id)
+        reading = ORIGIN_FILE
+        run = replace(run, origin=read_origin(folder, run_id))
         reading = "summary.json"
-        if not (folder / reading).exists():
-            return RunResult(folder, "running" if _is_locked(folder) else "unfinished", config, {})
-        summary = json.loads((folder / reading).read_text(encoding="utf-8"))
-        if not isinstance(summary, dict) or summary.get("status") not in ("finished", "failed"):
-            raise ValueError("status must be finished or failed")
-        if summary["status"] == "failed":
-            reason = _single_line(summary.get("error") or "")
-            return RunResult(folder, "failed", config, {}, reason, summary=summary)
-        return RunResult(folder, "finished", config, _metrics(summary), summary=summary)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        return RunResult(folder, "unreadable", config, {}, f"{reading}: {_single_line(error)}")
+        run = _with_summary(run, folder / reading)
+        if check_rounds:
+            reading, remedy = ROUNDS_FILE, START_OVER
+            RoundsFile(folder, run_id).lines(run.summary.get(LAST_CHECK))
+        return run
+    except OSError as error:
+        reason = f"{reading} cannot be read ({in_words(error)})"
+    except DamageError as error:
+        reason = f"{reading} {error}; {remedy}"
+    except (ValueError, TypeError, RecursionError) as error:
+        reason = f"{reading}: {_single_line(error)}"
+    return unreadable(run, reason)
+
+
+def unreadable(run: RunResult, reason: str) -> RunResult:
+    """Return a run of which a file is damaged: it has no results."""
+    return replace(run, status="unreadable", metrics={}, reason=reason)
+
+
+def _with_summary(run: RunResult, path: Path) -> RunResult:
+    try:
+        summary = unseal_json(path.read_bytes(), run.id)
+    except FileNotFoundError:
+        return replace(run, status="running" if _is_locked(run.folder) else "unfinished")
+    status = summary.get("status")
+    if status == "failed":
+        reason = _single_line(summary.get("error") or "")
+        return replace(run, status=status, reason=reason, summary=summary)
+    if status != "finished":
+        raise ValueError("status must be finished or failed")
+    return replace(run, status=status, metrics=_metrics(summary), summary=summary)
 
 
 def _is_locked(folder: Path) -> bool:
@@ -136,15 +154,17 @@ def _single_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
-def _read_config(path: Path) -> dict[str, Value]:
+def _read_config(path: Path) -> tuple[dict[str, Value], str]:
+    """Return the settings and the id of a run."""
+    text, run_id = unseal_text(path.read_bytes())
     try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        loaded = yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise ValueError("not YAML") from error
     config = flat(loaded) if isinstance(loaded, dict) else {}
     if not isinstance(config.get("defense"), str):
         raise ValueError("no defense name")
-    return {**ADDED_SETTINGS, **config}
+    return config, run_id
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float | None]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fedbench.results.run_reader import read_rounds
+from fedbench.results.run_reader import RunResult, read_rounds
 
 RATES = ("BA", "MA", "TPR", "TNR", "AUC")  # of a round
 
@@ -58,9 +57,9 @@ class RunRounds:
         return len(self.index)
 
 
-def read_run_rounds(folder: Path) -> RunRounds:
+def read_run_rounds(run: RunResult) -> RunRounds:
     """Read rounds.jsonl; ValueError or UserError, in one line, if it is damaged."""
-    records = read_rounds(folder)
+    records = read_rounds(run)
     try:
         return _columns(records)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:

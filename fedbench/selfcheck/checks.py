@@ -171,8 +171,8 @@ def _saved_and_loaded(state: Any, device: torch.device) -> Any:
 def _through_file(checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "checkpoint.pt")
-        save_checkpoint(path, checkpoint)
-        return load_checkpoint(path, device)
+        save_checkpoint(path, checkpoint, "selfcheck")
+        return load_checkpoint(path, device, "of this check", "selfcheck")
 
 
 def check_checkpoints(devices: Sequence[torch.device]) -> CheckResult:

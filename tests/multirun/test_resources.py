@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 import time
 from pathlib import Path
 
@@ -145,8 +146,25 @@ def test_a_line_is_said_if_nothing_can_be_written(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(pooch, "os_cache", lambda _: tmp_path / "file")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     monkeypatch.setenv(resources.SWEEP, "17")
     said: list[str] = []
     for _ in range(2):
         resources.once_per_sweep(said.append)("a")
     assert said == ["a", "a"]
+
+
+def test_sweeps_do_without_a_cache_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "file" / project)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with (
+        resources.claim("sweeps/7-7", 1, 2) as first,
+        resources.claim("sweeps/7-7", 1, 2) as second,
+    ):
+        assert (first, second) == ([0], [1])
+    resources.forget_sweep("7-7")
+    assert [*(tmp_path / "temporary").iterdir()] == []

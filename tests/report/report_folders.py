@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from handmade_runs import seal
 from sweep_folders import add_sweep
 
 from fedbench.metrics import auc, rates
@@ -68,6 +69,7 @@ def add_rounds(folder: Path, n_rounds: int = 4, n_clients: int = 6, seed: int = 
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (folder / "rounds.jsonl").write_text(lines)
     (folder / "summary.json").write_text(json.dumps(summarise(records) | PROVENANCE))
+    seal(folder)
     return records
 
 
@@ -99,9 +101,11 @@ def add_many_runs(
         origin = json.loads((folder / "origin.json").read_text())
         origin["changed"]["pmr"] = pmr
         (target / "origin.json").write_text(json.dumps(origin))
+        seal(target)
         rounds, summary = samples[number * 7 % len(samples)]
         (target / "rounds.jsonl").write_bytes(rounds)
         (target / "summary.json").write_bytes(summary)
+        seal(target)
         folders.append(target)
     shutil.rmtree(top / "composed")
     return folders
@@ -111,3 +115,4 @@ def set_config(folder: Path, target: Path, **settings: Any) -> None:
     """Write the config.yaml of a run to another folder, with other settings."""
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (target / "config.yaml").write_text(yaml.safe_dump(config | settings, sort_keys=False))
+    seal(target)

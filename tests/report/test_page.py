@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from chromium import chromium, console_messages, open_page, requested_addresses, wait
+from handmade_runs import seal
 from matplotlib.figure import Figure
 from report_folders import add_many_runs, add_runs, set_config
 from selenium.webdriver import ActionChains, Chrome, Keys
@@ -51,6 +52,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     failed = {"status": "failed", "error": "out of memory"}
     (folders[-1] / "summary.json").write_text(json.dumps(failed))
+    seal(folders[-1])
     return write_page(top)
 
 
@@ -377,15 +379,18 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         summary |= {"BA": i / 16, "command": text, "processor": text, "versions": {text: text}}
         summary |= {"git": {"commit": text, "dirty": True}}
         (folder / "summary.json").write_text(json.dumps(summary))
+        seal(folder)
         for record in records:
             record["clients"][0]["id"] = text
         (folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+        seal(folder)
     shutil.rmtree(plain)
     for text in PAYLOADS:
         broken = top / f"failed {text.replace('/', '')}"
         broken.mkdir()
         (broken / "config.yaml").write_text(json.dumps({"defense": {"name": text}, "seed": text}))
         (broken / "summary.json").write_text(json.dumps({"status": "failed", "error": text}))
+        seal(broken)
     write_planned_runs(top, dict.fromkeys(PAYLOADS, PAYLOADS[1]))
     return write_page(top)
 
@@ -419,8 +424,9 @@ def test_hostile_names_are_shown_as_text(driver: Chrome, hostile: Path) -> None:
 
 
 def only_finished(folder: Path) -> None:
-    """A run without rounds.jsonl, as of another version."""
+    """A run without rounds."""
     (folder / "rounds.jsonl").unlink()
+    seal(folder)
 
 
 def only_started(folder: Path) -> None:
@@ -430,6 +436,7 @@ def only_started(folder: Path) -> None:
 
 def only_failed(folder: Path) -> None:
     (folder / "summary.json").write_text('{"status": "failed", "error": "no GPU"}')
+    seal(folder)
 
 
 def only_unreadable(folder: Path) -> None:
@@ -440,11 +447,13 @@ def no_attack(folder: Path) -> None:
     """A run in which nothing but MA is defined."""
     undefined = dict.fromkeys(("BA", "TPR", "TNR", "AUC"))
     (folder / "summary.json").write_text(json.dumps(summary_of(folder) | undefined))
+    seal(folder)
     unjudged = {"malicious": False, "accepted": None, "score": None}
     for record in (records := records_of(folder)):
         record |= undefined | {"attacked": False}
         record["clients"] = [{"id": client["id"], **unjudged} for client in record["clients"]]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    seal(folder)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from handmade_runs import seal
 from report_folders import STEPS, add_rounds, add_runs, set_config
 
 from fedbench.report.page_data import PageOptions, page_data
@@ -285,6 +286,7 @@ def test_statuses_of_runs_and_rows(tmp_path: Path) -> None:
     folders = add_runs(tmp_path, "defense=krum,median,flame", "seed=0,1")
     krum, _, median, late, flame, other = folders
     (krum / "summary.json").write_text('{"status": "failed", "error": "out of\\nmemory"}')
+    seal(krum)
     (median / "summary.json").unlink()
     (late / "summary.json").write_text("{")
     for folder in (flame, other):
@@ -419,6 +421,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "summary: BA is a list": summary(BA=[1]),
     "summary: status of a later version": summary(status="paused"),
     "summary: an error that is a list": summary(status="failed", error=["a", {"b": 1}]),
+    "origin: a directory": directory("origin.json"),
+    "origin: edited": replaced("origin.json", '{"choices": {}, "changed": {}, "given": []}'),
     "config: empty": replaced("config.yaml", ""),
     "config: binary": replaced("config.yaml", b"\x00\x01\xff\xfe junk"),
     "config: not YAML": replaced("config.yaml", "defense: {name: krum"),
@@ -447,6 +451,24 @@ def damaged(two_runs: Path, tmp_path: Path) -> Path:
     return tmp_path / "run000"
 
 
+# What fedbench itself would have to write wrongly
+RECORDS = [
+    name
+    for name in DAMAGES
+    if name.startswith(("no ", "clients", "BA", "round:", "seconds")) and "NaN" not in name
+]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_wrong_record_with_a_right_check_costs_one_entry(damaged: Path, name: str) -> None:
+    DAMAGES[name](damaged)
+    seal(damaged)
+    (entry,) = data_of(damaged.parent)["missing"]
+    assert entry["status"] == "unreadable"
+    assert entry["reason"].startswith("rounds.jsonl")
+    assert "\n" not in entry["reason"]
+
+
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_costs_one_entry(damaged: Path, name: str) -> None:
     DAMAGES[name](damaged)
@@ -462,10 +484,6 @@ def test_damage_costs_one_entry(damaged: Path, name: str) -> None:
 
 HARMLESS: dict[str, Callable[[Path], None]] = {
     "origin: missing": lambda folder: (folder / "origin.json").unlink(),
-    "origin: a directory": directory("origin.json"),
-    "origin: lists": replaced(
-        "origin.json", '{"choices": {"defense": [1]}, "changed": {"lr": {"a": [1]}}, "given": []}'
-    ),
     "config: NaN and infinity": config(lr=float("nan"), momentum=float("inf")),
     "config: a huge whole number": config(seed=10**400, rounds=10**400),
     "config: no attack": replaced("config.yaml", "defense: {name: krum}"),
@@ -485,6 +503,7 @@ HARMLESS: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_can_be_shown_is_shown(damaged: Path, name: str) -> None:
     HARMLESS[name](damaged)
+    seal(damaged)
     found = data_of(damaged.parent)
     assert found["missing"] == []
     assert all(run["rounds"] is not None for run in found["runs"])

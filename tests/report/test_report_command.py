@@ -9,6 +9,7 @@ import webbrowser
 from pathlib import Path
 
 import pytest
+from handmade_runs import seal
 from report_folders import add_runs
 
 from fedbench.report import report_watch
@@ -148,6 +149,7 @@ def test_open_shows_the_page(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_missing_runs_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed, unfinished = sorted(runs.glob("run*"))[:2]
     (failed / "summary.json").write_text('{"status": "failed", "error": "boom"}')
+    seal(failed)
     (unfinished / "summary.json").unlink()
     write_planned_runs(runs, {"krum-0": "defense=krum seed=7"})
     assert main([str(runs), "--format", "html,markdown"]) == 0
@@ -175,6 +177,7 @@ def test_watch_writes_the_page_until_runs_end(
         pages.append(page.read_text() if page.exists() else "")
         if len(pages) == 2:
             (first / "summary.json").write_text(summary)
+            seal(first)
         return True
 
     monkeypatch.setattr("fedbench.results.run_reader._is_locked", is_locked)

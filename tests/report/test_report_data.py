@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from handmade_runs import seal
 from sweep_folders import add_sweep
 
 from fedbench.report.report_data import bounds_of, read_report_data
@@ -42,6 +43,7 @@ def test_estimates_use_finished_runs_only(tmp_path: Path) -> None:
     for folder, value in zip(folders, (0.1, 0.3, 0.9), strict=True):
         summary = json.loads((folder / "summary.json").read_text())
         (folder / "summary.json").write_text(json.dumps(summary | {"BA": value, "TPR": None}))
+        seal(folder)
     (folders[2] / "summary.json").unlink()
     data = read_report_data([tmp_path])
     (row,) = data.rows

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from handmade_runs import seal
 from sweep_folders import add_sweep
 
 from fedbench.composition import compose
@@ -88,6 +89,7 @@ def test_if_nobody_knows_what_was_changed_every_setting_is_named(tmp_path: Path)
     (folder,) = add_sweep(tmp_path, "defense=baybfed_literal", "attack=dba", "model.hidden=[8]")
     origin = json.loads((folder / "origin.json").read_text())
     (folder / "origin.json").write_text(json.dumps(origin | {"changed": None}))
+    seal(folder)
     (run,) = read_runs([tmp_path])
     command = single_command(run)
     assert "momentum=0.9" in command

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from handmade_runs import seal
 from rich.console import Console
 from sweep_folders import add_sweep
 
@@ -121,9 +122,11 @@ def test_settings_that_nobody_changed_tell_rows_apart_if_nothing_else_does(tmp_p
     _, later, *_ = add_sweep(tmp_path, "defense=krum,flame")
     config = later / "config.yaml"
     config.write_text(config.read_text().replace("noise: 0.001", "noise: 0.002"))
+    seal(later)
     table = compare(read_runs([tmp_path]))
     assert (table.keys, labels(table)) == ([], ["krum", "flame noise=0.001", "flame noise=0.002"])
     config.write_text(config.read_text().replace("\nlr: 0.05", "\nlr: 0.5"))
+    seal(later)
     table = compare(read_runs([tmp_path]))
     assert table.keys == ["lr"]
     assert [row.setting for row in table.rows] == [["0.05"], ["0.05"], ["0.5"]]
@@ -145,6 +148,7 @@ def test_older_runs_of_a_missing_plugin_show_what_varies(tmp_path: Path) -> None
         (folder / "origin.json").unlink()
         config = folder / "config.yaml"
         config.write_text(config.read_text().replace("name: flame", "name: gone"))
+        seal(folder)
     table = compare(read_runs([tmp_path]))
     assert table.keys == ["lr"]
     assert labels(table) == ["gone noise=0.001", "gone noise=0.01"] * 2
@@ -199,6 +203,7 @@ def test_seeds_stay_where_the_caption_does_not_tell_them(tmp_path: Path) -> None
     add_sweep(tmp_path, "defense=krum,flame", "seed=0,1,2")
     last = add_sweep(tmp_path, "defense=median", "seed=0,1")[-1]
     (last / "summary.json").write_text(json.dumps({"status": "failed"}))
+    seal(last)
     text = drawn(read_runs([tmp_path]), 80)
     assert text.splitlines()[1].split()[-1] == "seeds"
     assert "1 of 2" in text

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 from end_to_end import fedbench_in_this_process, run_folder, summary
+from handmade_runs import seal
 from sweep_folders import add_sweep
 
 from fedbench.attack import ATTACKS, Attack
@@ -103,6 +104,7 @@ def test_attacks_that_only_others_met_are_missing(tmp_path: Path) -> None:
     add(tmp_path, "krum", f"attack={CONSTRAIN}", 0.5)
     (failed,) = add_sweep(tmp_path, "defense=krum", "attack=dba")
     (failed / "summary.json").write_text(json.dumps({"status": "failed", "error": "no luck"}))
+    seal(failed)
     assert {case.defense: case.missing for case in worst(tmp_path)} == {
         "fedavg": (),
         "krum": ("dba",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -58,7 +57,7 @@ def test_nothing_is_continued_if_anything_else_differs(tmp_path: Path) -> None:
     ("damage", "reason"),
     [
         ("missing", "it has no checkpoint.pt"),
-        ("unreadable", "checkpoint.pt is unreadable"),
+        ("unreadable", "checkpoint.pt has no checksum"),
         ("short", "its checkpoint is of round 2, its last record 1"),
         ("running", "which is still running"),
     ],
@@ -73,7 +72,7 @@ def test_one_line_says_why_a_run_cannot_be_continued(
     elif damage == "unreadable":
         (source / "checkpoint.pt").write_bytes(b"?")
     elif damage == "short":
-        first = json.dumps(rounds(source)[0]) + "\n"
+        first = (source / "rounds.jsonl").read_text().splitlines(keepends=True)[0]
         (source / "rounds.jsonl").write_text(first)
     if damage == "running":
         with RunDir(source).locked():

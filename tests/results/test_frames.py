@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from handmade_runs import seal
 
 import fedbench
 
@@ -54,10 +55,13 @@ def write(tmp_path: Path) -> Write:
             **settings,
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        seal(folder)
         lines = "".join(json.dumps(line) + "\n" for line in rounds)
         (folder / "rounds.jsonl").write_text(lines)
+        seal(folder)
         if summary is not None:
             (folder / "summary.json").write_text(json.dumps(summary))
+            seal(folder)
         return folder
 
     return write
@@ -95,7 +99,9 @@ def test_failed_unfinished_and_damaged_runs_are_rows(tmp_path: Path, write: Writ
     assert sorted(runs.status) == ["failed", "finished", "unfinished", "unreadable"]
     assert runs.MA.count() == 1
     assert str(runs.MA.dtype) == str(runs.TPR.dtype) == "float64"
-    assert len(fedbench.load_rounds(tmp_path)) == 3
+    assert len(fedbench.load_rounds(tmp_path / "krum-1", tmp_path / "flame-1")) == 3
+    with pytest.raises(fedbench.UserError, match=r"dp-1.*config\.yaml has no checksum"):
+        fedbench.load_rounds(tmp_path)
 
 
 def test_several_folders_a_single_run_and_the_default(
@@ -161,5 +167,6 @@ def test_an_incomplete_last_line_is_dropped_and_damage_is_named(
     lines.write_text(lines.read_text()[:-10])  # killed while writing
     assert list(fedbench.load_rounds(tmp_path)["round"]) == [0]
     lines.write_text("{]\n")
-    with pytest.raises(fedbench.UserError, match=r"rounds\.jsonl: line 1 is not JSON"):
+    assert list(fedbench.load(tmp_path).status) == ["unreadable"]
+    with pytest.raises(fedbench.UserError, match=r"rounds\.jsonl line 1 has no checksum"):
         fedbench.load_rounds(tmp_path)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from handmade_runs import seal
 
 from fedbench.errors import UserError
-from fedbench.results.run_rounds import Verdicts, read_run_rounds
+from fedbench.results.run_reader import RunResult
+from fedbench.results.run_rounds import RunRounds, Verdicts, read_run_rounds
 
 
 def client(number: int, **more: Any) -> dict[str, Any]:
@@ -29,13 +31,18 @@ def record(index: int, *clients: dict[str, Any], **more: Any) -> dict[str, Any]:
 def write(folder: Path, *records: dict[str, Any] | str) -> Path:
     lines = [line if isinstance(line, str) else json.dumps(line) for line in records]
     (folder / "rounds.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    seal(folder)
     return folder
+
+
+def rounds_of(folder: Path) -> RunRounds:
+    return read_run_rounds(RunResult(folder, "unfinished", {}, {}, id=folder.name))
 
 
 def test_columns_by_hand(tmp_path: Path) -> None:
     refused = client(9, accepted=False, score=None, malicious=True, refused="not finite")
     write(tmp_path, record(0, client(4), refused), record(1, client(4, score=2), threshold=1.5))
-    rounds = read_run_rounds(tmp_path)
+    rounds = rounds_of(tmp_path)
     assert len(rounds) == 2
     assert rounds.index == [0, 1]
     assert rounds.attacked == [False, True]
@@ -57,19 +64,20 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     write(tmp_path, record(0, client(1)))
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 1, "MA"')
-    assert read_run_rounds(tmp_path).index == [0]
+    assert rounds_of(tmp_path).index == [0]
 
 
 def test_a_run_without_rounds_has_none(tmp_path: Path) -> None:
-    assert len(read_run_rounds(tmp_path)) == 0
+    assert len(rounds_of(tmp_path)) == 0
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{}", "no 'seconds'"),
-        ("[1]", "not a record of a round"),
-        ("null", "not a record of a round"),
+        ("{}", "not the record of a round"),
+        ('{"round": 0}', "no 'seconds'"),
+        ("[1]", "has no checksum"),
+        ("null", "has no checksum"),
         (json.dumps(record(0, BA="high")), "'high' is no number"),
         (json.dumps(record(0, MA=True)), "True is no number"),
         (json.dumps(record(0, {"id": 1})), "no 'malicious'"),
@@ -78,7 +86,7 @@ def test_a_run_without_rounds_has_none(tmp_path: Path) -> None:
 def test_a_damaged_record_is_one_line(tmp_path: Path, line: str, reason: str) -> None:
     write(tmp_path, line)
     with pytest.raises((ValueError, UserError), match=r"rounds\.jsonl") as caught:
-        read_run_rounds(tmp_path)
+        rounds_of(tmp_path)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import wandb
 import yaml
+from handmade_runs import seal
 from sweep_folders import add_sweep
 from wandb_records import record
 
@@ -189,6 +190,7 @@ def test_any_name_of_a_folder_will_do(tmp_path: Path) -> None:
     (folder,) = add_sweep(tmp_path / name, "defense=krum")
     config = yaml.safe_load((folder / "config.yaml").read_text()) | {"name": name}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    seal(folder)
     content = built(tmp_path / name)
     assert run_set(content)["filters"]["filters"][0]["value"] == name
     assert content["workspace"]["name"] == 'it\'s "a-b" -b--1 - ü -'
@@ -199,6 +201,7 @@ def test_partial_and_broken_runs_are_named(tmp_path: Path) -> None:
     a, b, c, d = add_sweep(tmp_path / "demo", "defense=krum,flame", "seed=0,1", "name=demo")
     (a / "summary.json").unlink()
     (b / "summary.json").write_text(json.dumps({"status": "failed", "error": "no <b>luck</b>"}))
+    seal(b)
     (c / "config.yaml").write_text("{")
     content = built(tmp_path / "demo")
     found = [*texts(content["report"]["spec"]["blocks"])]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from figure_data import STRANGE, report, rounds, run, verdicts
+from handmade_runs import seal
 from matplotlib.figure import Figure
 from PIL import Image
 from sweep_folders import add_sweep
@@ -126,9 +127,11 @@ def test_real_folders_of_a_partial_sweep(tmp_path: Path) -> None:
     record |= {"AUC": None, "seconds": {"train": 1.0, "aggregate": 0.1}, "clients": [client]}
     for folder in folders[:-1]:
         (folder / "rounds.jsonl").write_text(json.dumps(record) + "\n")
+        seal(folder)
     with (folders[1] / "rounds.jsonl").open("a") as file:
         file.write('{"round": 1, "att')
     (folders[0] / "summary.json").write_text(json.dumps({"status": "failed", "error": "x"}))
+    seal(folders[0])
     (folders[2] / "config.yaml").write_text("{")
     data = read_report_data([tmp_path / "runs"])
     paths = draw_figures(data, tmp_path / "figures", ("pmr", "defense"), ("png",))
