@@ -20,7 +20,7 @@ from fedbench.plugin_configs import register_plugin_configs
 from fedbench.value_checks import check_values, shown
 
 # Part of every run id. Raise it when the same settings give other numbers or other checkpoints.
-RESULTS_VERSION = 6
+RESULTS_VERSION = 7
 MALICIOUS = ("fixed", "sampled")
 GROUPS = ("defense", "attack", "dataset", "model", "executor", "tracker")
 USER_ARGUMENTS = ("dataset.arguments", "model.arguments")  # the user's code checks them

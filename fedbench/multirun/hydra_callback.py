@@ -166,7 +166,7 @@ def _print_table(folders: Iterable[Path], sweep: str) -> None:
         return
     runs = read_runs(started)
     compared = compare(runs)
-    missing = [run for run in missing_runs(runs, compared, {}) if run.status == "not counted"]
+    missing = [run for run in missing_runs(runs, compared) if run.status == "not counted"]
     print_comparison(compared, [str(run) for run in missing])
     command = f"python -m fedbench.report {shlex.quote(sweep)}"
     print(f"{command} draws these runs: a page, figures, tables for papers")
