@@ -335,7 +335,7 @@ def test_omniscience_is_recorded_even_if_the_config_omits_it() -> None:
     ids=["gamma", "eps", "z", "key"],
 )
 def test_huge_numbers_and_numeric_keys_are_user_errors(override: str) -> None:
-    with pytest.raises(UserError, match=r"too large|has no setting 1"):
+    with pytest.raises(UserError, match=r"must be a whole number from|has no setting 1"):
         Plan.of(config(*override.split()))
 
 
@@ -401,6 +401,9 @@ def test_gradients_are_clipped_where_training_would_diverge() -> None:
     assert config("non_iid=0", "n_clients=5", "pretrain_non_iid=1").clip_grad == 1
     assert config("clip_grad=3").clip_grad == 3
     assert run_id("clip_grad=null") == run_id("clip_grad=auto")
-    for wrong in ("abc", "0", "-1", "true", "inf", "nan", "[1]"):
+    for wrong in ("abc", "0", "-1", "true", "[1]"):
         with pytest.raises(UserError, match=r"^clip_grad=.+: must be above 0 and finite, null or"):
+            config(f"clip_grad={wrong}")
+    for wrong in ("inf", "nan"):
+        with pytest.raises(UserError, match=rf"^clip_grad={wrong}: must be a finite number"):
             config(f"clip_grad={wrong}")

@@ -236,7 +236,8 @@ def _shared_folder(name: str) -> Path:
             return folder
     folder = _without_cache() / name
     with writing(folder):
-        folder.mkdir(0o700, parents=True, exist_ok=True)
+        _without_cache().mkdir(0o700, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -33,6 +33,8 @@ class ScratchFolder:
 
 
 def _remove_unused(folder: Path) -> None:
+    if not (folder / LOCK_FILE).exists():  # not such a folder, whatever its name
+        return
     lock = FileLock(folder / LOCK_FILE)
     with suppress(Timeout, OSError), lock.acquire(blocking=False):  # of another sweep, another user
         shutil.rmtree(folder, ignore_errors=True)

@@ -41,7 +41,7 @@ class WorkerPool:
 
         Killed workers leave files there, and so do many libraries.
         """
-        scratch = ScratchFolder(Path(tempfile.gettempdir()), "fedbench-")
+        scratch = ScratchFolder(Path(tempfile.gettempdir()), "fedsweep-")
         Finalize(None, scratch.remove, exitpriority=LAST)
         tempfile.tempdir = str(scratch.path)
         os.environ |= dict.fromkeys(VARIABLES, tempfile.tempdir)

@@ -257,9 +257,8 @@ def test_trailing_bytes_are_an_error(tmp_path: Path, zipped: bool) -> None:
     data = idx_bytes(torch.arange(6).view(1, 2, 3)) + b"x"
     path = tmp_path / "long"
     path.write_bytes(gzip.compress(data) if zipped else data)
-    assert f"{path}: 23 bytes, expected 22 (a header of 16 and 1 x 2 x 3 elements)" == message(
-        read_idx, path, 3
-    )
+    error = f"{path}: 23 bytes or more, expected 22 (a header of 16 and 1 x 2 x 3 elements)"
+    assert message(read_idx, path, 3) == error
 
 
 def test_every_changed_byte_is_an_error(tmp_path: Path) -> None:
@@ -283,7 +282,7 @@ def test_every_changed_byte_is_an_error(tmp_path: Path) -> None:
         (idx_bytes(torch.zeros(9, dtype=torch.uint8)) + b"--", "magic number 0x00000801"),
         (idx_bytes(torch.zeros(2, 2, 2), dtype=0x0D), "magic number 0x00000d03"),
         (struct.pack(">4I", 0x803, 0, 28, 28), "no elements (0 x 28 x 28), expected at least one"),
-        (struct.pack(">4I", 0x803, *[2**32 - 1] * 3), f"expected {16 + (2**32 - 1) ** 3}"),
+        (struct.pack(">4I", 0x803, *[2**32 - 1] * 3), "more than the 1073741824 bytes of any"),
         (b"\x1f\x8b\x08" + bytes(range(40)), "cannot be read (Error -3"),
         (gzip.compress(bytes(80), mtime=0)[:-8] + bytes(8), "cannot be read (CRC check failed"),
         (gzip.compress(idx_bytes(torch.zeros(1, 1, 1)), mtime=0) + b"tail", "Not a gzipped file"),
@@ -574,7 +573,7 @@ def test_cifar10_root_is_the_only_folder_searched(cifar10: Path, alone: Path) ->
 def test_a_damaged_cifar10_file_is_named(cifar10: Path, name: str) -> None:
     whole = (cifar10 / name).read_bytes()
     (cifar10 / name).write_bytes(whole[:-1])
-    error = f"{cifar10 / name}: {2 * RECORD - 1} bytes, expected records of {RECORD} bytes"
+    error = f"{cifar10 / name}: {2 * RECORD - 1} bytes, expected up to 10000 records of {RECORD} bytes"
     assert message(cifar10_from, cifar10) == error
     for other in (whole[:RECORD], whole[:-1] + bytes([whole[-1] ^ 1])):
         (cifar10 / name).write_bytes(other)

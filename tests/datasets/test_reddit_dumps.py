@@ -235,7 +235,7 @@ def test_only_lines_of_other_authors_are_skipped(tmp_path: Path) -> None:
 
 def test_progress_adds_up_to_the_file_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reddit_dumps, "BLOCK", 2**12)
-    data = b"".join(line("ann", str(random.Random(i).random())) for i in range(2000))
+    data = b"".join(line("ann", str(random.Random(i).random())) for i in range(20_000))
     for suffix, pack in PACK.items():
         path = tmp_path / f"a{suffix}"
         path.write_bytes(pack(data))
