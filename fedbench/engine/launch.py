@@ -18,6 +18,7 @@ from fedbench.engine.processes import run_ranks
 from fedbench.engine.transport import Link, RankStrategy
 from fedbench.errors import UserError
 from fedbench.multirun import resources
+from fedbench.multirun.scratch import temporary_files_removed
 
 KEPT_BLOCK = 256 * 2**20  # bytes; larger blocks return to the system when freed
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
@@ -60,7 +61,8 @@ def launch(executor: Executor, devices: int, function: Callable[..., Any], *argu
             return make_fabric(executor, claimed).launch(function, *arguments)
         numbers = claimed if isinstance(claimed, list) else [*range(claimed)]
         main = RankMain(executor, numbers, function, arguments)
-        return run_ranks("fork" if _can_fork(executor) else "spawn", devices, main)
+        with temporary_files_removed():  # ranks may be killed
+            return run_ranks("fork" if _can_fork(executor) else "spawn", devices, main)
 
 
 @dataclass(frozen=True)

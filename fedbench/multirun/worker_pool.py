@@ -5,16 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import tempfile
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.util import Finalize
-from pathlib import Path
 
 from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
 from joblib.externals.loky.backend import context  # type: ignore[import-untyped]
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
-from fedbench.multirun.scratch import ScratchFolder
+from fedbench.multirun.scratch import temporary_files_inside
 
 # `fork_server` sets up the server itself; runs need the others, which take seconds to import.
 PRELOADED = [
@@ -23,7 +21,6 @@ PRELOADED = [
 ]
 
 LONGEST_FOLDER = 70  # bytes of a path; Linux allows 107 for a socket, and Python appends 32
-VARIABLES = ("TMPDIR", "JOBLIB_TEMP_FOLDER")  # name the folder for temporary files
 LAST = -1000  # after multiprocessing's own finalizers, which remove what they put there
 TRACKER_FILTER = "ignore:resource_tracker:UserWarning"
 
@@ -37,16 +34,11 @@ class WorkerPool:
     """
 
     def __init__(self) -> None:
-        """Start the server. The sweep's processes share a temporary folder, removed at exit.
-
-        Killed workers leave files there, and so do many libraries.
-        """
-        scratch = ScratchFolder(Path(tempfile.gettempdir()), "fedsweep-")
-        Finalize(None, scratch.remove, exitpriority=LAST)
-        tempfile.tempdir = str(scratch.path)
-        os.environ |= dict.fromkeys(VARIABLES, tempfile.tempdir)
+        """Start the server. Temporary files of the sweep's processes are removed at exit."""
+        folder = temporary_files_inside()
+        Finalize(None, folder.remove, exitpriority=LAST)
         _start_silent_trackers()
-        if sys.platform == "linux" and len(os.fsencode(tempfile.tempdir)) <= LONGEST_FOLDER:
+        if sys.platform == "linux" and len(os.fsencode(folder.path)) <= LONGEST_FOLDER:
             context.set_start_method("forkserver", force=True)
             multiprocessing.set_forkserver_preload(PRELOADED)
             forkserver.ensure_running()

@@ -573,8 +573,8 @@ def test_cifar10_root_is_the_only_folder_searched(cifar10: Path, alone: Path) ->
 def test_a_damaged_cifar10_file_is_named(cifar10: Path, name: str) -> None:
     whole = (cifar10 / name).read_bytes()
     (cifar10 / name).write_bytes(whole[:-1])
-    error = f"{cifar10 / name}: {2 * RECORD - 1} bytes, expected up to 10000 records of {RECORD} bytes"
-    assert message(cifar10_from, cifar10) == error
+    error = f"{2 * RECORD - 1} bytes, expected up to 10000 records of {RECORD} bytes"
+    assert message(cifar10_from, cifar10) == f"{cifar10 / name}: {error}"
     for other in (whole[:RECORD], whole[:-1] + bytes([whole[-1] ^ 1])):
         (cifar10 / name).write_bytes(other)
         assert message(cifar10_from, cifar10).startswith(f"{cifar10 / name}: SHA-256 of the")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
-from fedbench.multirun.scratch import LOCK_FILE, ScratchFolder
+import pytest
+
+from fedbench.multirun.scratch import LOCK_FILE, ScratchFolder, temporary_files_removed
 
 
 def test_a_folder_in_use_stays_and_others_are_removed(tmp_path: Path) -> None:
@@ -26,3 +30,18 @@ def test_a_folder_in_use_stays_and_others_are_removed(tmp_path: Path) -> None:
     second.remove()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"other", ".sweep-of-somebody"}
+
+
+def test_temporary_files_are_removed_and_the_folder_for_them_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", "mine")
+    monkeypatch.delenv("JOBLIB_TEMP_FOLDER", raising=False)
+    with temporary_files_removed():
+        tempfile.mkdtemp()
+        (folder,) = tmp_path.iterdir()
+        assert os.environ["TMPDIR"] == os.environ["JOBLIB_TEMP_FOLDER"] == str(folder)
+    assert [*tmp_path.iterdir()] == []
+    assert (tempfile.gettempdir(), os.environ["TMPDIR"]) == (str(tmp_path), "mine")
+    assert "JOBLIB_TEMP_FOLDER" not in os.environ

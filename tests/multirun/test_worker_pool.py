@@ -105,7 +105,7 @@ def test_an_idle_worker_does_not_outlive_the_command(tmp_path: Path, short: Path
             os.kill(worker, signal.SIGKILL)
     assert rest == ""
     assert len([*short.iterdir()]) == 1
-    ScratchFolder(short, "fedsweep-").remove()
+    ScratchFolder(short, "fedtmp-").remove()
     assert [*short.iterdir()] == [], "the next sweep removes what a killed one left"
 
 
