@@ -35,7 +35,7 @@ def described(value: object) -> str:
         dtype = str(value.dtype).removeprefix("torch.")
         if is_dense(value):
             return f"a tensor of {dtype} and shape {tuple(value.shape)}"
-        kind = "meta" if value.is_meta else "nested" if value.is_nested else "sparse or quantized"
+        kind = "meta" if _is_meta(value) else "nested" if value.is_nested else "sparse or quantized"
         return f"a {kind} tensor of {dtype}"
     if isinstance(value, list | tuple | dict):
         return f"a {type(value).__name__} of {len(value)}"
@@ -140,7 +140,7 @@ def check_state(plugin: str, state: object, finite: bool = True) -> None:
 
 
 def _check_leaf(plugin: str, value: object, finite: bool) -> None:
-    if not (type(value) is Tensor and is_dense(value)) and type(value) not in STATE_TYPES:
+    if not (isinstance(value, Tensor) and is_dense(value)) and type(value) not in STATE_TYPES:
         raise UserError(
             f"{plugin}: a state must consist of dense tensors, numbers, strings, None, and dicts, "
             f"lists and tuples of these, got {described(value)}"
@@ -188,7 +188,11 @@ def _details(plugin: str, details: object, updates: Tensor) -> dict[str, Tensor]
     return found
 
 
+def _is_meta(value: Tensor) -> bool:
+    return value.device.type == "meta"
+
+
 def is_dense(value: Tensor) -> bool:
     """Whether the tensor has its numbers in memory, one per position."""
-    stored = not (value.is_nested or value.is_meta or value.is_quantized)
+    stored = not (value.is_nested or _is_meta(value) or value.is_quantized)
     return stored and value.layout is torch.strided

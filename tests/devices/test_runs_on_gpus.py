@@ -62,7 +62,7 @@ def config(out: Path, defense: str = "foolsgold", **settings: Any) -> RunConfig:
 def records(out: Path, defense: str) -> list[dict[str, Any]]:
     (folder,) = out.glob(f"default/{defense}-*")
     lines = (folder / "rounds.jsonl").read_text().splitlines()
-    return [{**json.loads(line), "seconds": None} for line in lines]
+    return [{**json.loads(line), "seconds": None, "check": None} for line in lines]
 
 
 def run_and_stop(settings: RunConfig) -> None:

@@ -425,7 +425,7 @@ def test_sweep_of_one_run_at_a_time_stays_in_its_process(tmp_path: Path) -> None
 
 
 def rounds_without_time(folder: Path) -> list[dict[str, Any]]:
-    return [{**record, "seconds": None} for record in rounds(folder)]
+    return [{**record, "seconds": None, "check": None} for record in rounds(folder)]
 
 
 def test_pretraining_uses_the_cores_of_the_runs_that_wait_for_it(
