@@ -149,10 +149,11 @@ def test_checkpoints_of_a_machine_with_more_gpus_are_read(tmp_path: Path) -> Non
     path = tmp_path / "checkpoint.pt"
     with fake_gpus(2):
         vector = torch.zeros(3, device="cuda:1")
-        save_checkpoint(path, Checkpoint(-2, vector, vector, vector, vector, {"sum": vector}))
+        saved = Checkpoint(-2, vector, vector, vector, vector, {"sum": vector})
+        save_checkpoint(path, saved, "krum-1")
     with fake_gpus(1):
         assert next_round_of(path) == -2
-        state = load_checkpoint(path, torch.device("cuda:0")).defense_state
+        state = load_checkpoint(path, torch.device("cuda:0"), "delete it").defense_state
         assert state["sum"].device == torch.device("cuda:0")
         with pytest.raises(RuntimeError, match="CUDA device 1 of 1"):
             torch.load(path)

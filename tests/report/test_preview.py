@@ -316,7 +316,7 @@ def test_the_tail_equals_that_of_a_run_and_pretraining_is_cached(
     monkeypatch.setattr(preview, "build_rank_context", spy)
     shown = build_preview(plan)
     cached = folder / "runs" / ".pretrained" / f"{plan.pretrain_id}.pt"
-    before = load_checkpoint(cached, torch.device("cpu"))
+    before = load_checkpoint(cached, torch.device("cpu"), "delete it")
     assert capsys.readouterr().out == ""
     (tail,), (backdoor,) = shown.backdoors, plan.backdoors
     context = built[0].backdoor_context(before.initial_params, before.initial_buffers)
