@@ -13,7 +13,10 @@ With p_k = a_k / (a_k + b_k) the reputation of client k before the round, starti
     block k permanently once BetaCDF(1/2; a_k, b_k) > 0.95: a new client at its 6th drop in a row
 
 The score is 1 - s_k against the final update. Reputations are stored by client id. std has ddof 0;
-below 1e-12 it is rounding error and no client is dropped. Blocked clients are ignored: they do not
+below 1e-12 it is rounding error and no client is dropped. Where updates nearly cancel in the sum,
+they are added up with twice the digits of float64, the longest first: two opposite clients cannot
+hide the direction of the others, however long their updates are. Only a sum of exactly 0 has no
+direction, and cosines of 0. Blocked clients are ignored: they do not
 enter the update and their reputation does not change.
 
 Differs from the paper:
@@ -32,9 +35,11 @@ import torch
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, weighted_mean
-from fedbench.ops import gram, median
+from fedbench.ops import gram, in_double, median
 
 NO_SPREAD = 1e-12  # largest std that rounding gives to equal similarities
+CANCELED = 1e-10  # squared length of the sum, relative to full length, that a Gram matrix blurs
+MOST_COUNTS = 10_000  # for alpha0 and beta0; more would outweigh any number of rounds
 CDF_ROUNDING = 1e-12  # above the rounding error of the Beta CDF, 3e-14 for a, b <= 300
 Counts = dict[int, tuple[int, int]]  # client id -> (a, b)
 
@@ -52,8 +57,9 @@ class AFA(Defense):
 
     def __post_init__(self) -> None:
         for name in ("alpha0", "beta0"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MOST_COUNTS:
+                value = getattr(self, name)
+                raise ValueError(f"{name} must be between 1 and {MOST_COUNTS}, got {value}")
         if not 0 < self.xi < math.inf:
             raise ValueError(f"xi must be above 0 and finite, got {self.xi}")
         if not 0 <= self.xi_step < math.inf:
@@ -74,7 +80,7 @@ class AFA(Defense):
         reputation = torch.tensor([a / (a + b) for a, b in counts], dtype=torch.float64)
         active = torch.tensor([not self.blocks(a, b) for a, b in counts])
         reputation, active = reputation.to(updates.device), active.to(updates.device)
-        kept, similarity = self._kept(gram(updates), reputation, active)
+        kept, similarity = self._kept(updates, reputation, active)
         judged = zip(ids, counts, kept.tolist(), active.tolist(), strict=True)
         after = {
             i: (a + good, b + (not good)) for i, (a, b), good, is_active in judged if is_active
@@ -82,16 +88,12 @@ class AFA(Defense):
         shares = torch.where(kept, reputation, 0)
         return weighted_mean(updates, shares, 1 - similarity), state | after
 
-    def _kept(self, products: Tensor, reputation: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-        """Remaining clients, and the cosine of every client to their aggregate: [N], [N].
-
-        The aggregate is a linear combination of updates, so their Gram matrix gives all cosines
-        without another pass over P.
-        """
-        kept, xi = active, self.xi
+    def _kept(self, updates: Tensor, reputation: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """Remaining clients, and the cosine of every client to their aggregate: [N], [N]."""
+        products, kept, xi = gram(updates), active, self.xi
         while True:
             weights = torch.where(kept, reputation, 0)
-            similarity = _cosines(products, weights)
+            similarity = _cosines(updates, products, weights)
             among = similarity[kept]
             if len(among) == 0 or among.std(correction=0) <= NO_SPREAD:
                 return kept, similarity
@@ -111,12 +113,33 @@ class AFA(Defense):
         return bool(betainc(a, b, 0.5) > self.block + CDF_ROUNDING)
 
 
-def _cosines(products: Tensor, weights: Tensor) -> Tensor:
-    """cos(u_k, sum_j w_j u_j) from the Gram matrix of the u: [N]; 0 if either has length 0."""
+def _cosines(updates: Tensor, products: Tensor, weights: Tensor) -> Tensor:
+    """cos(u_k, sum_j w_j u_j) from the Gram matrix of the u: [N]; 0 if either has length 0.
+
+    The Gram matrix gives all cosines without another pass over P, unless the u cancel in the sum.
+    """
     lengths = products.diagonal().sqrt()
     along = products @ weights
     squared = weights @ along
-    if squared <= 1e-14 * (weights @ lengths) ** 2:  # zero up to rounding error
-        return torch.zeros_like(along)
+    if squared <= CANCELED * (weights @ lengths) ** 2:
+        along, squared = _products_with_sum(updates, weights, lengths)
     cosines = along / (lengths * squared.sqrt())
     return cosines.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-1, 1)
+
+
+def _products_with_sum(updates: Tensor, weights: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """u_k.s [N] and s.s of the sum s = sum_j w_j u_j. Keeps what rounding cuts off (Neumaier)."""
+    along, squared = torch.zeros_like(weights), weights.new_zeros(())
+    order = [i for i in lengths.argsort(descending=True).tolist() if weights[i] > 0]
+    for _, rows in in_double(updates):
+        total, cut_off = torch.zeros_like(rows[0]), torch.zeros_like(rows[0])
+        for i in order:
+            term = weights[i] * rows[i]
+            after = total + term
+            without = after - total
+            cut_off += (total - (after - without)) + (term - without)
+            total = after
+        total += cut_off
+        along += rows @ total
+        squared += total @ total
+    return along, squared

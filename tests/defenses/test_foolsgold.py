@@ -16,6 +16,7 @@ from rounds import ONE_LAYER, accepted_by, runs, view_of
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense
+from fedbench.errors import UserError
 from fedbench.testing import DefenseContract
 
 FoolsGold: Any = DEFENSES.get("foolsgold")
@@ -422,6 +423,16 @@ def test_rejects_bad_settings(setting: str, value: Any) -> None:
 
 def test_defaults_are_the_settings_of_the_paper() -> None:
     assert FoolsGold() == FoolsGold(layers="output", kappa=1.0)
+
+
+def test_histories_above_the_limit_of_memory_are_refused_in_one_line() -> None:
+    """Also when later clients bring them above it: 8 bytes for each of 4 features."""
+    defense = DEFENSES.build({"name": "foolsgold", "layers": "all", "memory_gb": 100e-9})
+    rows = torch.eye(4)
+    layers = {"w": slice(0, 4)}
+    _, state = defense.aggregate(rows[:3], defense.init(), view_of([0, 1, 2], rows, layers=layers))
+    with pytest.raises(UserError, match=r"^defense.memory_gb=1e-07: the histories of 4 clients"):
+        defense.aggregate(rows[:2], state, view_of([0, 7], rows, layers=layers))
 
 
 class TestContract(DefenseContract):
