@@ -419,7 +419,7 @@ def assert_follows_the_definition(
     """Compare up to the first round in which rounding could change a decision."""
     initial, rounds = federation(seed, p, n_rounds)
     initial = initial.to(dtype)
-    defense = BayBFed(**options)
+    defense = BayBFed(norm_range=None, score_cap=None, **options)  # as in the paper
     oracle = Oracle(initial.tolist(), concentration, **options)
     state = start(defense, initial, concentration)
     for index, (ids, updates, global_params) in enumerate(rounds):
@@ -761,7 +761,9 @@ def test_a_cold_start_with_clients_that_send_zeros(
     """
     updates, global_params, initial, _ = cold_federation()
     updates[:n_zeros] = 0
-    outcome, state = first_round(updates, global_params, initial, error_floor=error_floor)
+    outcome, state = first_round(
+        updates, global_params, initial, error_floor=error_floor, norm_range=None
+    )
     scores = scores_of(outcome)
     assert scores[:n_zeros] == [0] * n_zeros
     assert all(0 < score <= LARGEST for score in scores[n_zeros:])
@@ -794,7 +796,7 @@ def test_a_cold_start_survives_hostile_rows(
         updates[2] = 1e-38
     else:
         global_params = torch.zeros_like(global_params)
-    defense = BayBFed(persist=False, bins=bins, **options)
+    defense = BayBFed(norm_range=None, persist=False, bins=bins, **options)
     state = defense.init()
     for index in range(2):
         view = view_of(global_params.to(dtype), initial.to(dtype), range(len(updates)), index)
