@@ -13,11 +13,13 @@ With p_k = a_k / (a_k + b_k) the reputation of client k before the round, starti
     block k permanently once BetaCDF(1/2; a_k, b_k) > 0.95: a new client at its 6th drop in a row
 
 The score is 1 - s_k against the final update. Reputations are stored by client id. std has ddof 0;
-below 1e-12 it is rounding error and no client is dropped. Where updates nearly cancel in the sum,
-they are added up with twice the digits of float64, the longest first: two opposite clients cannot
-hide the direction of the others, however long their updates are. Only a sum of exactly 0 has no
-direction, and cosines of 0. Blocked clients are ignored: they do not
+below 1e-12 it is rounding error and no client is dropped. Blocked clients are ignored: they do not
 enter the update and their reputation does not change.
+
+Where updates nearly cancel in the sum (shorter than 1e-5 of their added lengths), clients of equal
+reputation are added up first, with twice the digits of float64: two opposite clients cannot hide
+the direction of the others, however long their updates are. If the sums of different reputations
+then cancel to 1e-14 of their lengths, the rest is rounding error: all cosines are 0.
 
 Differs from the paper:
 - It compares updates. The paper and public code compare local models, which are all close to the
@@ -30,6 +32,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +41,8 @@ from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, weighted_
 from fedbench.ops import gram, in_double, median
 
 NO_SPREAD = 1e-12  # largest std that rounding gives to equal similarities
-CANCELED = 1e-10  # squared length of the sum, relative to full length, that a Gram matrix blurs
+CANCELED = 1e-10  # relative squared length of a sum, below which a Gram matrix blurs it
+WEIGHT_ROUNDING = 1e-14  # length of a sum, relative to its parts, that rounded weights can give
 MOST_COUNTS = 10_000  # for alpha0 and beta0; more would outweigh any number of rounds
 CDF_ROUNDING = 1e-12  # above the rounding error of the Beta CDF, 3e-14 for a, b <= 300
 Counts = dict[int, tuple[int, int]]  # client id -> (a, b)
@@ -48,6 +52,8 @@ Counts = dict[int, tuple[int, int]]  # client id -> (a, b)
 @dataclass(frozen=True)
 class AFA(Defense):
     """Drop clients with outlying directions; block clients that were dropped too often."""
+
+    version: ClassVar[int] = 2
 
     alpha0: int = 3  # a and b of a new client
     beta0: int = 3
@@ -121,25 +127,37 @@ def _cosines(updates: Tensor, products: Tensor, weights: Tensor) -> Tensor:
     lengths = products.diagonal().sqrt()
     along = products @ weights
     squared = weights @ along
-    if squared <= CANCELED * (weights @ lengths) ** 2:
+    if squared < CANCELED * (weights @ lengths) ** 2:
         along, squared = _products_with_sum(updates, weights, lengths)
     cosines = along / (lengths * squared.sqrt())
     return cosines.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-1, 1)
 
 
 def _products_with_sum(updates: Tensor, weights: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """u_k.s [N] and s.s of the sum s = sum_j w_j u_j. Keeps what rounding cuts off (Neumaier)."""
-    along, squared = torch.zeros_like(weights), weights.new_zeros(())
-    order = [i for i in lengths.argsort(descending=True).tolist() if weights[i] > 0]
+    """u_k.s [N] and s.s of the sum s = sum_j w_j u_j; both 0 if s is rounding error of the weights.
+
+    Rows of equal weight are added up first, so that rounding of their weight cannot show.
+    """
+    order = lengths.argsort(descending=True)
+    shares = weights[weights > 0].unique()  # [G]
+    groups = [order[weights[order] == share].tolist() for share in shares]
+    along, squared, parts = map(torch.zeros_like, (weights, weights[0], shares))
     for _, rows in in_double(updates):
-        total, cut_off = torch.zeros_like(rows[0]), torch.zeros_like(rows[0])
-        for i in order:
-            term = weights[i] * rows[i]
-            after = total + term
-            without = after - total
-            cut_off += (total - (after - without)) + (term - without)
-            total = after
-        total += cut_off
+        sums = torch.stack([_compensated_sum(rows, group) for group in groups])  # [G, columns]
+        total = shares @ sums
         along += rows @ total
         squared += total @ total
-    return along, squared
+        parts += torch.linalg.vector_norm(sums, dim=1) ** 2
+    has_direction = squared.sqrt() > WEIGHT_ROUNDING * (shares @ parts.sqrt())
+    return along * has_direction, squared * has_direction
+
+
+def _compensated_sum(rows: Tensor, order: list[int]) -> Tensor:
+    """Sum of these rows in this order, with what rounding cuts off (Neumaier): [columns]."""
+    total, cut_off = torch.zeros_like(rows[0]), torch.zeros_like(rows[0])
+    for i in order:
+        after = total + rows[i]
+        without = after - total
+        cut_off += (total - (after - without)) + (rows[i] - without)
+        total = after
+    return total + cut_off

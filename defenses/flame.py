@@ -13,9 +13,11 @@ With the global model G, the updates u_i and N clients:
 With these settings HDBSCAN reduces to single linkage: link pairs of clients in order of distance
 and keep the first component of more than half of the clients. This module computes that component
 directly from the single-linkage tree; the tests compare it with scikit-learn's HDBSCAN. Clients at
-exactly the same linking distance join together, and distances below 1e-15 count as 0: rounding to
-float32 alone gives models of equal direction such a distance. For N = 1, where HDBSCAN does not
-run, the client is kept.
+exactly the same linking distance join together. For N = 1, where HDBSCAN does not run, the client
+is kept.
+
+Distances are computed from differences to the model of median length. Near it, they keep all digits
+however small they are; between other models, those below 1e-15 are rounding error, or 0.
 
 lambda is 0.001 for images and words; the paper uses 0.01 for network traffic. By definition FLAME
 keeps little more than half of the clients if they are diverse, attack or not: it rejects honest
@@ -42,7 +44,6 @@ from fedbench.ops import clipped_sum, gaussian, median, pairwise_cosine_dist
 class Flame(Defense):
     """Keep the majority of models with similar directions, clip to the median norm, add noise."""
 
-    version: ClassVar[int] = 2
     exemptions: ClassVar[Mapping[str, str]] = {
         "unanimity": "adds noise",
         "update_precision": "float32 and float64 noise of the same seed differ",

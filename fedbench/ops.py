@@ -12,7 +12,6 @@ from torch import Tensor
 FLOAT64_CHUNK = 1 << 18  # values to convert to float64 at a time: they stay in the cache
 MEDIAN_CHUNK = 1 << 21  # values to sort at a time, over all rows: about the size of a cache
 BLOCK_ROWS = 32  # maximum height of a block of the Gram matrix
-PARALLEL = 1e-15  # smaller cosine distances are rounding error of float32 rows
 EQUAL = 1e-9  # relative to the squared norm, equal rows have computed distances far below this
 
 
@@ -80,8 +79,7 @@ def pairwise_sq_dist(updates: Tensor) -> Tensor:
 def pairwise_cosine_dist(updates: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
     """1 - cos between the rows a_i = offset + u_i, and the norms |u_i|: [N, N] and [N], float64.
 
-    Distances are in 0..2, exactly 0 for equal rows and if below PARALLEL, and 1 to a row of zeros.
-    1 - cos is half the
+    Distances are in 0..2, exactly 0 for equal rows, and 1 to a row of zeros. 1 - cos is half the
     squared distance of the unit vectors a_i / |a_i|. These are nearly equal if the updates are
     short compared with the offset. As above, the unit vector of a median row m is therefore
     subtracted from all of them, before the rows are scaled:
@@ -104,7 +102,6 @@ def pairwise_cosine_dist(updates: Tensor, offset: Tensor) -> tuple[Tensor, Tenso
     inverse = torch.where(lengths > 0, 1 / lengths, 0)
     products = _gram(centered()) * (inverse[:, None] * inverse[None, :])
     distances = _sq_dist(products).clamp_max(4) / 2
-    distances[distances < PARALLEL] = 0
     is_zero = lengths == 0
     distances[is_zero, :] = 1
     distances[:, is_zero] = 1

@@ -574,8 +574,8 @@ class TestContract(DefenseContract):
 
     plugins = ({"name": "afa", "xi": 0.5, "xi_step": 0.25, "block": 0.6},)
     invalid: ClassVar[Any] = {
-        "alpha0": [0, -3],
-        "beta0": [0, -3],
+        "alpha0": [0, -3, 10_001],
+        "beta0": [0, -3, 10_001],
         "xi": [-0.5, math.nan, math.inf, -math.inf],
         "xi_step": [-0.5, math.nan, math.inf, -math.inf],
         "block": [-0.1, 1.1, math.nan, math.inf, -math.inf],

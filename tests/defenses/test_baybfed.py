@@ -889,7 +889,7 @@ def worst_error(
     concentration = {i: 1.0 + rng.poisson(5) for i in range(n)}
     exact_options = {name: value for name, value in options.items() if name != "bins"}
     oracle = VectorizedOracle(initial.tolist(), concentration, **exact_options)
-    defense = BayBFed(**options)
+    defense = BayBFed(norm_range=None, score_cap=None, **options)  # as in the paper
     state = start(defense, initial, concentration)
     errors = []
     for index, rows in enumerate(rounds):
@@ -1389,6 +1389,8 @@ class TestContract(DefenseContract):
         "max_clusters": [0, -1],
         "filter": ["none", ""],
         "threshold": ["median", ""],
+        "norm_range": [1.0, 0.0, -1000.0, math.nan, math.inf, -math.inf],
+        "score_cap": [1.0, 0.0, -100.0, math.nan, math.inf, -math.inf],
         "separation": [0.0, 1.0, math.nan, math.inf, -math.inf],
         "spread": [-0.1, math.nan, math.inf, -math.inf],
         "c": [0.0, -5.0, math.nan, math.inf, -math.inf],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense
 from fedbench.errors import UserError
+from fedbench.federation import Federation
 from fedbench.testing import DefenseContract
 
 FoolsGold: Any = DEFENSES.get("foolsgold")
@@ -435,6 +437,18 @@ def test_histories_above_the_limit_of_memory_are_refused_in_one_line() -> None:
         defense.aggregate(rows[:2], state, view_of([0, 7], rows, layers=layers))
 
 
+def test_a_run_whose_histories_could_exceed_the_limit_does_not_start(
+    federation: Callable[..., Federation],
+) -> None:
+    """7850 parameters: 40 clients could take part in 5 rounds of 8, but the pool has 20."""
+    settings = {"n_clients": 8, "pool": 20, "rounds": 5}
+    fitting = DEFENSES.build({"name": "foolsgold", "layers": "all", "memory_gb": 1.3e-3})
+    federation(fitting, **settings)
+    with pytest.raises(UserError, match=r"the histories of 20 clients take 0.0013 GB; raise it"):
+        federation(replace(fitting, memory_gb=1.2e-3), **settings)
+    federation(replace(fitting, memory_gb=1.2e-3), **settings | {"rounds": 2})
+
+
 class TestContract(DefenseContract):
     """With settings that change the computation or the state."""
 
@@ -442,4 +456,5 @@ class TestContract(DefenseContract):
     invalid: ClassVar[Any] = {
         "layers": ["last", ""],
         "kappa": [-1.0, math.nan, math.inf, -math.inf],
+        "memory_gb": [0.0, -4.0, math.nan, math.inf, -math.inf],
     }
