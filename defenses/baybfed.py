@@ -46,7 +46,7 @@ to the text as the options allow. Choices of the default (docs/baybfed.md measur
 Two limits are ours (docs/baybfed.md has what they leave open; null switches them off). An update
 over 1000 times longer or shorter than the median is rejected unjudged, with the highest score: it
 joins no cluster and enters no mean (`norm_range`). In the mean, a score counts as at most 100 times
-the median score (`score_cap`). No verdict of ordinary rounds depends on them.
+the median score (`score_cap`). Neither changed a verdict in the recorded rounds of that page.
 
 It reproduces the paper's TPR and TNR of 100 % at pmr 0.2 and 0.3 up to non_iid 0.7, but not at
 non_iid 1 and not always at pmr 0.5. The signal is in cos(u, G) and the norm; H has no measurable

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -442,11 +441,11 @@ def test_a_run_whose_histories_could_exceed_the_limit_does_not_start(
 ) -> None:
     """7850 parameters: 40 clients could take part in 5 rounds of 8, but the pool has 20."""
     settings = {"n_clients": 8, "pool": 20, "rounds": 5}
-    fitting = DEFENSES.build({"name": "foolsgold", "layers": "all", "memory_gb": 1.3e-3})
-    federation(fitting, **settings)
+    federation(FoolsGold(layers="all", memory_gb=1.3e-3), **settings)
+    too_small = FoolsGold(layers="all", memory_gb=1.2e-3)
     with pytest.raises(UserError, match=r"the histories of 20 clients take 0.0013 GB; raise it"):
-        federation(replace(fitting, memory_gb=1.2e-3), **settings)
-    federation(replace(fitting, memory_gb=1.2e-3), **settings | {"rounds": 2})
+        federation(too_small, **settings)
+    federation(too_small, **settings | {"rounds": 2})
 
 
 class TestContract(DefenseContract):
