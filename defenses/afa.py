@@ -16,6 +16,11 @@ The score is 1 - s_k against the final update. Reputations are stored by client 
 below 1e-12 it is rounding error and no client is dropped. Blocked clients are ignored: they do not
 enter the update and their reputation does not change.
 
+Where updates nearly cancel in the sum (shorter than 1e-5 of their added lengths), clients of equal
+reputation are added up first, with twice the digits of float64: two opposite clients cannot hide
+the direction of the others, however long their updates are. If the sums of different reputations
+then cancel to 1e-14 of their lengths, the rest is rounding error: all cosines are 0.
+
 Differs from the paper:
 - It compares updates. The paper and public code compare local models, which are all close to the
   global model, so their cosines are near 1 for every client.
@@ -27,14 +32,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, weighted_mean
-from fedbench.ops import gram, median
+from fedbench.ops import gram, in_double, median
 
 NO_SPREAD = 1e-12  # largest std that rounding gives to equal similarities
+CANCELED = 1e-10  # relative squared length of a sum, below which a Gram matrix blurs it
+WEIGHT_ROUNDING = 1e-14  # length of a sum, relative to its parts, that rounded weights can give
+MOST_COUNTS = 10_000  # for alpha0 and beta0; more would outweigh any number of rounds
 CDF_ROUNDING = 1e-12  # above the rounding error of the Beta CDF, 3e-14 for a, b <= 300
 Counts = dict[int, tuple[int, int]]  # client id -> (a, b)
 
@@ -44,6 +53,8 @@ Counts = dict[int, tuple[int, int]]  # client id -> (a, b)
 class AFA(Defense):
     """Drop clients with outlying directions; block clients that were dropped too often."""
 
+    version: ClassVar[int] = 2
+
     alpha0: int = 3  # a and b of a new client
     beta0: int = 3
     xi: float = 2.0  # distance from the median, in standard deviations, beyond which to drop
@@ -52,8 +63,9 @@ class AFA(Defense):
 
     def __post_init__(self) -> None:
         for name in ("alpha0", "beta0"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MOST_COUNTS:
+                value = getattr(self, name)
+                raise ValueError(f"{name} must be between 1 and {MOST_COUNTS}, got {value}")
         if not 0 < self.xi < math.inf:
             raise ValueError(f"xi must be above 0 and finite, got {self.xi}")
         if not 0 <= self.xi_step < math.inf:
@@ -74,7 +86,7 @@ class AFA(Defense):
         reputation = torch.tensor([a / (a + b) for a, b in counts], dtype=torch.float64)
         active = torch.tensor([not self.blocks(a, b) for a, b in counts])
         reputation, active = reputation.to(updates.device), active.to(updates.device)
-        kept, similarity = self._kept(gram(updates), reputation, active)
+        kept, similarity = self._kept(updates, reputation, active)
         judged = zip(ids, counts, kept.tolist(), active.tolist(), strict=True)
         after = {
             i: (a + good, b + (not good)) for i, (a, b), good, is_active in judged if is_active
@@ -82,16 +94,12 @@ class AFA(Defense):
         shares = torch.where(kept, reputation, 0)
         return weighted_mean(updates, shares, 1 - similarity), state | after
 
-    def _kept(self, products: Tensor, reputation: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-        """Remaining clients, and the cosine of every client to their aggregate: [N], [N].
-
-        The aggregate is a linear combination of updates, so their Gram matrix gives all cosines
-        without another pass over P.
-        """
-        kept, xi = active, self.xi
+    def _kept(self, updates: Tensor, reputation: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """Remaining clients, and the cosine of every client to their aggregate: [N], [N]."""
+        products, kept, xi = gram(updates), active, self.xi
         while True:
             weights = torch.where(kept, reputation, 0)
-            similarity = _cosines(products, weights)
+            similarity = _cosines(updates, products, weights)
             among = similarity[kept]
             if len(among) == 0 or among.std(correction=0) <= NO_SPREAD:
                 return kept, similarity
@@ -111,12 +119,45 @@ class AFA(Defense):
         return bool(betainc(a, b, 0.5) > self.block + CDF_ROUNDING)
 
 
-def _cosines(products: Tensor, weights: Tensor) -> Tensor:
-    """cos(u_k, sum_j w_j u_j) from the Gram matrix of the u: [N]; 0 if either has length 0."""
+def _cosines(updates: Tensor, products: Tensor, weights: Tensor) -> Tensor:
+    """cos(u_k, sum_j w_j u_j) from the Gram matrix of the u: [N]; 0 if either has length 0.
+
+    The Gram matrix gives all cosines without another pass over P, unless the u cancel in the sum.
+    """
     lengths = products.diagonal().sqrt()
     along = products @ weights
     squared = weights @ along
-    if squared <= 1e-14 * (weights @ lengths) ** 2:  # zero up to rounding error
-        return torch.zeros_like(along)
+    if squared < CANCELED * (weights @ lengths) ** 2:
+        along, squared = _products_with_sum(updates, weights, lengths)
     cosines = along / (lengths * squared.sqrt())
     return cosines.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-1, 1)
+
+
+def _products_with_sum(updates: Tensor, weights: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """u_k.s [N] and s.s of the sum s = sum_j w_j u_j; both 0 if s is rounding error of the weights.
+
+    Rows of equal weight are added up first, so that rounding of their weight cannot show.
+    """
+    order = lengths.argsort(descending=True)
+    shares = weights[weights > 0].unique()  # [G]
+    groups = [order[weights[order] == share].tolist() for share in shares]
+    along, squared, parts = map(torch.zeros_like, (weights, weights[0], shares))
+    for _, rows in in_double(updates):
+        sums = torch.stack([_compensated_sum(rows, group) for group in groups])  # [G, columns]
+        total = shares @ sums
+        along += rows @ total
+        squared += total @ total
+        parts += torch.linalg.vector_norm(sums, dim=1) ** 2
+    has_direction = squared.sqrt() > WEIGHT_ROUNDING * (shares @ parts.sqrt())
+    return along * has_direction, squared * has_direction
+
+
+def _compensated_sum(rows: Tensor, order: list[int]) -> Tensor:
+    """Sum of these rows in this order, with what rounding cuts off (Neumaier): [columns]."""
+    total, cut_off = torch.zeros_like(rows[0]), torch.zeros_like(rows[0])
+    for i in order:
+        after = total + rows[i]
+        without = after - total
+        cut_off += (total - (after - without)) + (rows[i] - without)
+        total = after
+    return total + cut_off

@@ -19,6 +19,9 @@ judges any client. Here they are used immediately, to catch an attack in round 0
 under attack decide which features are indicative. One client that moves every weight by more than
 alpha in one of these rounds makes every feature indicative, and a backdoor in a few features then
 goes unnoticed. No alpha suits all models: it is set per data set, see docs/defenses.md.
+
+Each round is judged on its own: a client is left out of the rounds in which it counts as malicious,
+not excluded for good. That, and the output layer as features, is our reading.
 """
 
 from __future__ import annotations

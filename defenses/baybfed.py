@@ -43,9 +43,14 @@ to the text as the options allow. Choices of the default (docs/baybfed.md measur
 11. The paper's "initial" model is the global model before round 0, after the benign rounds.
 12. At most 256 clusters exist (`max_clusters`), so that later rounds do not get slower and slower.
 
+Two limits are ours (docs/baybfed.md has what they leave open; null switches them off). An update
+over 1000 times longer or shorter than the median is rejected unjudged, with the highest score: it
+joins no cluster and enters no mean (`norm_range`). In the mean, a score counts as at most 100 times
+the median score (`score_cap`). Neither changed a verdict in the recorded rounds of that page.
+
 It reproduces the paper's TPR and TNR of 100 % at pmr 0.2 and 0.3 up to non_iid 0.7, but not at
 non_iid 1 and not always at pmr 0.5. The signal is in cos(u, G) and the norm; H has no measurable
-effect. `threshold=groups` is ours: without an attack, the mean keeps too few clients.
+effect. `threshold=groups` is ours, too: without an attack, the mean keeps too few clients.
 """
 
 from __future__ import annotations
@@ -54,13 +59,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView, mean_of
 from fedbench.defenses import _baybfed as numerics
+from fedbench.defenses._baybfed import Client, Cluster, RoundContext
 from fedbench.ops import median
 from fedbench.rng import derive
 
@@ -75,40 +81,11 @@ CHOICES = {
     "filter": ("text", "pseudocode"),
     "threshold": ("mean", "groups"),
 }
+NO_LIMIT = "null, or above 1 and finite"
 LEAST_ERROR = 1e-12  # smaller errors are rounding error
 SAME = 1e-9  # relative difference up to which scores or divergences count as equal
 BATCH = 16  # clusters to compare at a time, so that their densities stay in the cache
 Posteriors = Mapping[int, tuple[float, float]]  # client id -> (c, H)
-
-
-class Cluster(NamedTuple):
-    """A normal over weights."""
-
-    mean: float  # mu
-    variance: float  # s2
-    n: int  # clients that joined, over all rounds
-
-
-class Client(NamedTuple):
-    """A client in the current round."""
-
-    row: int  # of the updates
-    base_measure: float  # H
-    norm: float  # d
-    shift: float  # D
-    mean: float  # m
-    error: float  # e
-
-
-class RoundContext(NamedTuple):
-    """What all clients of a round share."""
-
-    updates: Tensor  # [N, P]
-    global_params: Tensor  # [P] G
-    initial: tuple[float, float]  # mu_p, v_p
-    sigma0_sq: float
-    clusters: dict[int, Cluster]  # by number, oldest first; changes during the round
-    new_numbers: Iterator[int]  # numbers of future clusters; none is used twice
 
 
 @DEFENSES.register("baybfed")
@@ -116,7 +93,7 @@ class RoundContext(NamedTuple):
 class BayBFed(Defense):
     """Reject clients whose weight distribution diverges most from the clusters seen so far."""
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     exemptions: ClassVar[Mapping[str, str]] = {"unanimity": "the mean threshold drops someone"}
 
     weights: str = "update"  # W: update or model
@@ -133,6 +110,8 @@ class BayBFed(Defense):
     max_clusters: int | None = 256  # the oldest is dropped; None: no limit
     filter: str = "text"  # below the threshold and unique; pseudocode: either
     threshold: str = "mean"  # of all scores; groups (ours): between two groups, if there are two
+    norm_range: float | None = 1000.0  # longest and shortest update judged, in median norms
+    score_cap: float | None = 100.0  # largest score in the mean, in median scores; None: no limit
     separation: float = 0.8  # groups: minimum share of the variance between two groups
     spread: float = 0.7  # groups, log scores: maximum std of one group, minimum distance of two
     c: float = 5.0  # concentration: clients start at a draw from Poisson(c)
@@ -149,6 +128,8 @@ class BayBFed(Defense):
             "sigma0_sq": (isinstance(s0, float | int) and 0 < s0 <= 1e6, "auto or in (0, 1e6]"),
             "error_floor": (0 <= self.error_floor <= 1e6, "in [0, 1e6]"),
             "max_clusters": (limit is None or limit >= 1, "null or at least 1"),
+            "norm_range": (self.norm_range is None or 1 < self.norm_range < math.inf, NO_LIMIT),
+            "score_cap": (self.score_cap is None or 1 < self.score_cap < math.inf, NO_LIMIT),
             "separation": (0 < self.separation < 1, "in (0, 1)"),
             "spread": (0 <= self.spread <= 1e6, "in [0, 1e6]"),
             "c": (0 < self.c <= 1e6, "in (0, 1e6]"),
@@ -199,8 +180,8 @@ class BayBFed(Defense):
         else:
             w = numerics.histogram_points(update, self.bins, client.norm / math.sqrt(len(update)))
         w_up = w._replace(x=w.x + client.shift)
-        g = numerics.normal_density(w_up.x, *context.initial) + client.base_measure
-        return w_up, numerics.log_normal_probabilities(g, 1.0, client.mean**2, w_up.log_counts)
+        g, h = numerics.normal_density(w_up.x, *context.initial), client.base_measure
+        return w_up, numerics.log_base_probabilities(g, h, client.mean**2, w_up.log_counts)
 
     def _max_jd(self, client: Client, context: RoundContext) -> tuple[float, int | None]:
         """Eq. 5: MaxJD, and the number of the cluster to join, None for a new one."""
@@ -258,12 +239,15 @@ class BayBFed(Defense):
         context = RoundContext(
             updates, view.global_params, (mu_p, v_p), sigma0_sq, clusters, count(state["opened"])
         )
-        scores = torch.zeros(len(clients), dtype=torch.float64)
-        joined = torch.zeros(len(clients), dtype=torch.int64)
-        in_order = [clients[row] for row in view.client_ids.argsort().tolist()]
+        judged = numerics.comparable(norms, self.norm_range)
+        most = math.sqrt(math.log(2)) if self.score == "distance" else math.log(2)
+        scores = torch.full((len(clients),), most, dtype=torch.float64)
+        joined = torch.full((len(clients),), -1)
+        in_order = [clients[row] for row in view.client_ids.argsort().tolist() if judged[row]]
         for client, score, number in self._crp_jensen(in_order, context):
             scores[client.row], joined[client.row] = score, number
-        kept, threshold = self._detect_filter(scores)
+        kept = torch.zeros_like(judged)
+        kept[judged], threshold = self._detect_filter(scores[judged])
         outcome = mean_of(updates, kept, scores, threshold)
         rows = [[*cluster, number] for number, cluster in clusters.items()]
         return replace(outcome, details={"cluster": joined, "base_measure": h}), {
@@ -292,9 +276,11 @@ class BayBFed(Defense):
         """Algorithm 2: mask [N] of the clients to keep, and the score that none of them exceeds."""
         close = (scores[:, None] - scores).abs() <= SAME * scores  # [N, N]
         unique, text = close.sum(dim=0) == 1, self.filter == "text"  # unique: close to itself only
-        low = scores < scores.mean()
+        mean = numerics.capped_mean(scores, self.score_cap)
+        low = scores < mean
         if self.threshold == "groups":
+            limits = self.separation, self.spread, self.score_cap
             low = torch.zeros_like(unique)
-            low[unique] = numerics.outside_upper_group(scores[unique], self.separation, self.spread)
+            low[unique] = numerics.outside_upper_group(scores[unique], *limits)
         kept = low & unique if text else low | unique
-        return kept, float(scores.mean()) if text and self.threshold == "mean" else None
+        return kept, mean if text and self.threshold == "mean" else None

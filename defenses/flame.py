@@ -16,6 +16,9 @@ directly from the single-linkage tree; the tests compare it with scikit-learn's 
 exactly the same linking distance join together. For N = 1, where HDBSCAN does not run, the client
 is kept.
 
+Distances are computed from differences to the model of median length. Near it, they keep all digits
+however small they are; between other models, those below 1e-15 are rounding error, or 0.
+
 lambda is 0.001 for images and words; the paper uses 0.01 for network traffic. By definition FLAME
 keeps little more than half of the clients if they are diverse, attack or not: it rejects honest
 clients with unusual data in every round. Batch-norm statistics are neither clipped nor noised; the

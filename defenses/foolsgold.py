@@ -12,7 +12,8 @@ layer (the paper's indicative features). For clients i, j of this round:
     w_i    = kappa (ln(w_i / (1 - w_i)) + 1/2), in [0, 1]
     update = sum_i w_i u_i / sum_i w_i
 
-Clients with w_i > 0 are accepted; the score is 1 - w_i. Histories h are stored by client id.
+Clients with w_i > 0 are accepted; the score is 1 - w_i. Histories h are stored by client id. They
+take 8 bytes per client and coordinate; a run that could take more than `memory_gb` does not start.
 
 Differs from the authors' code, which adds 1e-5 to the odds w / (1 - w) and to v and scales updates
 of norm above 1 down to 1; the paper mentions neither. Public copies divide the sum by N or not
@@ -43,6 +44,7 @@ from fedbench.defense import (
     features,
     weighted_mean,
 )
+from fedbench.errors import UserError
 from fedbench.ops import gram
 
 LEAST_WEIGHT = 1e-12  # smaller weights are rounding error
@@ -57,11 +59,26 @@ class FoolsGold(Defense):
 
     layers: str = "output"  # layers to compare: output or all
     kappa: float = 1.0  # confidence: values above 1 separate clients more sharply
+    memory_gb: float = 4.0  # most memory for the histories; a checkpoint contains them
 
     def __post_init__(self) -> None:
         check_features(self.layers)
         if not 0 < self.kappa < math.inf:
             raise ValueError(f"kappa must be above 0 and finite, got {self.kappa}")
+        if not 0 < self.memory_gb < math.inf:
+            raise ValueError(f"memory_gb must be above 0 and finite, got {self.memory_gb}")
+
+    def check_memory(self, n_clients: int, layers: Mapping[str, slice]) -> None:
+        seen = features(self.layers, layers)
+        self._check_histories(n_clients, seen.stop - seen.start)
+
+    def _check_histories(self, n_clients: int, n_features: int) -> None:
+        needed = 8e-9 * n_clients * n_features
+        if needed > self.memory_gb:
+            raise UserError(
+                f"defense.memory_gb={self.memory_gb:g}: the histories of {n_clients} clients take "
+                f"{needed:.2g} GB; raise it, or choose defense.layers=output or a smaller pool"
+            )
 
     def init(self) -> dict[int, Tensor]:
         return {}
@@ -71,6 +88,7 @@ class FoolsGold(Defense):
     ) -> tuple[Aggregate, dict[int, Tensor]]:
         seen = updates[:, features(self.layers, view.layers)]
         ids = view.client_ids.tolist()
+        self._check_histories(len(state.keys() | set(ids)), seen.shape[1])
         sums = {i: row.double() + state.get(i, 0) for i, row in zip(ids, seen, strict=True)}
         trust = self._trust(torch.stack([sums[i] for i in ids]))  # [N]
         return weighted_mean(updates, trust, 1 - trust), state | sums

@@ -76,6 +76,12 @@ class Defense(Plugin, ABC):
         """Return a one-line warning if the paper guarantees nothing for n clients, else None."""
         return None
 
+    def check_memory(self, n_clients: int, layers: Mapping[str, slice]) -> None:
+        """Raise UserError if the state would take too much memory once all clients took part.
+
+        `n_clients` is the most that can take part in the run; `layers` are those of `ServerView`.
+        """
+
     def init(self) -> Any:
         """Return the state before round 0."""
         return None

@@ -38,6 +38,8 @@ class Federation:
         self.defense = defense
         layout = self.rank_context.replica.layout
         self.fresh = layout.read_params(), layout.read_buffers()  # as initialized
+        n_clients = min(self.config.pool_size, self.config.rounds * self.config.most_clients)
+        defense.check_memory(n_clients, layout.layers)
 
     @property
     def device(self) -> torch.device:

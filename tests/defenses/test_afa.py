@@ -552,13 +552,30 @@ def test_defaults_are_the_settings_of_the_paper() -> None:
     assert AFA() == AFA(alpha0=3, beta0=3, xi=2.0, xi_step=0.5, block=0.95)
 
 
+@pytest.mark.parametrize("size", [1e2, 1e8, 1e15, 1e30])
+def test_opposite_clients_cannot_hide_the_direction_of_the_others(size: float) -> None:
+    """Exactly, they cancel: the sum is that of the honest rows, orthogonal to theirs."""
+    rows = torch.zeros(8, 5)
+    rows[0, 4], rows[1, 4] = size, -size
+    rows[2:, :3] = 1 + 0.1 * torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    outcome = afa(rows)
+    assert accepted_by(outcome) == [False] * 2 + [True] * 6
+    assert torch.allclose(outcome.update, rows[2:].mean(dim=0))
+
+
+@pytest.mark.parametrize("name", ["alpha0", "beta0"])
+def test_counts_of_new_clients_are_bounded(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be between 1 and 10000, got 1000000$"):
+        AFA(**{name: 1_000_000})
+
+
 class TestContract(DefenseContract):
     """With settings that change the computation or the state."""
 
     plugins = ({"name": "afa", "xi": 0.5, "xi_step": 0.25, "block": 0.6},)
     invalid: ClassVar[Any] = {
-        "alpha0": [0, -3],
-        "beta0": [0, -3],
+        "alpha0": [0, -3, 10_001],
+        "beta0": [0, -3, 10_001],
         "xi": [-0.5, math.nan, math.inf, -math.inf],
         "xi_step": [-0.5, math.nan, math.inf, -math.inf],
         "block": [-0.1, 1.1, math.nan, math.inf, -math.inf],

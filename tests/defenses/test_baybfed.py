@@ -6,6 +6,7 @@ import io
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense, ServerView
-from fedbench.defenses._baybfed import outside_upper_group
+from fedbench.defenses._baybfed import (
+    capped_mean,
+    histogram_points,
+    log_base_probabilities,
+    outside_upper_group,
+)
 from fedbench.testing import DefenseContract
 
 BayBFed: Any = DEFENSES.get("baybfed")
@@ -413,7 +419,7 @@ def assert_follows_the_definition(
     """Compare up to the first round in which rounding could change a decision."""
     initial, rounds = federation(seed, p, n_rounds)
     initial = initial.to(dtype)
-    defense = BayBFed(**options)
+    defense = BayBFed(norm_range=None, score_cap=None, **options)  # as in the paper
     oracle = Oracle(initial.tolist(), concentration, **options)
     state = start(defense, initial, concentration)
     for index, (ids, updates, global_params) in enumerate(rounds):
@@ -755,7 +761,9 @@ def test_a_cold_start_with_clients_that_send_zeros(
     """
     updates, global_params, initial, _ = cold_federation()
     updates[:n_zeros] = 0
-    outcome, state = first_round(updates, global_params, initial, error_floor=error_floor)
+    outcome, state = first_round(
+        updates, global_params, initial, error_floor=error_floor, norm_range=None
+    )
     scores = scores_of(outcome)
     assert scores[:n_zeros] == [0] * n_zeros
     assert all(0 < score <= LARGEST for score in scores[n_zeros:])
@@ -788,7 +796,7 @@ def test_a_cold_start_survives_hostile_rows(
         updates[2] = 1e-38
     else:
         global_params = torch.zeros_like(global_params)
-    defense = BayBFed(persist=False, bins=bins, **options)
+    defense = BayBFed(norm_range=None, persist=False, bins=bins, **options)
     state = defense.init()
     for index in range(2):
         view = view_of(global_params.to(dtype), initial.to(dtype), range(len(updates)), index)
@@ -881,7 +889,7 @@ def worst_error(
     concentration = {i: 1.0 + rng.poisson(5) for i in range(n)}
     exact_options = {name: value for name, value in options.items() if name != "bins"}
     oracle = VectorizedOracle(initial.tolist(), concentration, **exact_options)
-    defense = BayBFed(**options)
+    defense = BayBFed(norm_range=None, score_cap=None, **options)  # as in the paper
     state = start(defense, initial, concentration)
     errors = []
     for index, rows in enumerate(rounds):
@@ -1054,11 +1062,17 @@ def with_a_decoy(decoy: bool, **options: Any) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("threshold", ["mean", "groups"])
 def test_a_decoy_admits_its_accomplices_and_then_excludes_honest_clients(threshold: str) -> None:
-    """It raises the mean and forms its own group. Parallel to G it has no error: a spike."""
-    assert with_a_decoy(False, threshold=threshold)[3:] == [(0, 24)] * 4
-    first, *later = with_a_decoy(True, threshold=threshold)[3:]
+    """In the paper's rule. It raises the mean; parallel to G it has no error: a spike."""
+    literal: dict[str, Any] = {"threshold": threshold, "norm_range": None, "score_cap": None}
+    assert with_a_decoy(False, **literal)[3:] == [(0, 24)] * 4
+    first, *later = with_a_decoy(True, **literal)[3:]
     assert first == (5, 24)
     assert all(honest <= 4 for _, honest in later)
+
+
+@pytest.mark.parametrize("threshold", ["mean", "groups"])
+def test_a_decoy_has_no_effect_out_of_the_range_of_norms(threshold: str) -> None:
+    assert with_a_decoy(True, threshold=threshold)[3:] == [(0, 24)] * 4
 
 
 @pytest.mark.parametrize("value", [1e-45, 1e-42, 1e-38, 1e30, 3e38])
@@ -1295,6 +1309,57 @@ def test_accepts_settings_at_their_limits(name: str, value: Any) -> None:
     assert all(math.isfinite(score) for score in scores_of(outcome))
 
 
+@pytest.mark.parametrize("factor", [0, 1e-30, 1e-9, 1e-4, 1e4, 1e9])
+def test_rejects_updates_of_another_order_unjudged(factor: float) -> None:
+    """Two of eight: the others are judged as if they were alone."""
+    updates, global_params, initial, concentration = cold_federation(n=8)
+    updates[:2] *= factor
+    outcome, state = first_round(updates, global_params, initial, concentration)
+    alone, expected = first_round(updates[2:], global_params, initial, dict(concentration))
+    assert outcome.accepted is not None
+    assert not outcome.accepted[:2].any()
+    assert scores_of(outcome)[:2] == [math.sqrt(math.log(2))] * 2
+    assert outcome.details["cluster"].tolist() == [-1, -1, *range(6)]
+    assert len(state["clusters"]) == len(expected["clusters"]) == 6
+    assert 0 < len(kept_by(outcome)) < 6
+    counted = scores_of(outcome)[2:]
+    assert outcome.threshold == pytest.approx(sum(counted) / 6)
+    assert len(kept_by(alone)) > 0
+
+
+def test_norm_range_and_score_cap_can_be_switched_off() -> None:
+    updates, global_params, initial, concentration = cold_federation(n=8)
+    updates[:2] = 0
+    options: dict[str, Any] = {"norm_range": None, "score_cap": None}
+    outcome, _ = first_round(updates, global_params, initial, concentration, **options)
+    assert scores_of(outcome)[:2] == [0, 0]
+    assert outcome.threshold == pytest.approx(sum(scores_of(outcome)) / 8)
+
+
+def test_a_score_counts_in_the_mean_as_at_most_a_hundred_medians() -> None:
+    scores = doubles([1, 2, 3, 1e6])[0]  # median 2.5
+    assert capped_mean(scores, 100) == pytest.approx((1 + 2 + 3 + 250) / 4)
+    assert capped_mean(scores, None) == pytest.approx((6 + 1e6) / 4)
+
+
+@pytest.mark.parametrize("base", [0.0, 1e3, -1e14, 1e16, -1e18])
+def test_a_large_base_measure_loses_no_digits(base: float) -> None:
+    """Against ln N(f + H; 1, v), normalized, in exact fractions up to the exponential."""
+    density, variance = [0.0, 0.5, 2.0, 2.25], max(abs(base), 1.0) * 4
+    squares = [(Fraction(f) + Fraction(base) - 1) ** 2 / (2 * Fraction(variance)) for f in density]
+    expected = [float(min(squares) - square) for square in squares]
+    total = math.log(math.fsum(map(math.exp, expected)))
+    found = log_base_probabilities(doubles(density)[0], base, variance, torch.zeros(4).double())
+    assert found.tolist() == pytest.approx([e - total for e in expected], rel=1e-12)
+
+
+def test_coordinates_in_the_tails_are_not_binned() -> None:
+    values = torch.cat([torch.full((5000,), 0.1), torch.tensor([7.3, -9.1])])
+    points = histogram_points(values, 2048, 1.0)
+    assert points.x.tolist()[-2:] == values.double().tolist()[-2:]
+    assert points.log_counts.exp().sum() == pytest.approx(5002)
+
+
 class TestContract(DefenseContract):
     """With settings that change the computation or the state."""
 
@@ -1324,6 +1389,8 @@ class TestContract(DefenseContract):
         "max_clusters": [0, -1],
         "filter": ["none", ""],
         "threshold": ["median", ""],
+        "norm_range": [1.0, 0.0, -1000.0, math.nan, math.inf, -math.inf],
+        "score_cap": [1.0, 0.0, -100.0, math.nan, math.inf, -math.inf],
         "separation": [0.0, 1.0, math.nan, math.inf, -math.inf],
         "spread": [-0.1, math.nan, math.inf, -math.inf],
         "c": [0.0, -5.0, math.nan, math.inf, -math.inf],

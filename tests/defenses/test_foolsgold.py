@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ from rounds import ONE_LAYER, accepted_by, runs, view_of
 from torch import Tensor
 
 from fedbench.defense import DEFENSES, Aggregate, Defense
+from fedbench.errors import UserError
+from fedbench.federation import Federation
 from fedbench.testing import DefenseContract
 
 FoolsGold: Any = DEFENSES.get("foolsgold")
@@ -424,6 +426,28 @@ def test_defaults_are_the_settings_of_the_paper() -> None:
     assert FoolsGold() == FoolsGold(layers="output", kappa=1.0)
 
 
+def test_histories_above_the_limit_of_memory_are_refused_in_one_line() -> None:
+    """Also when later clients bring them above it: 8 bytes for each of 4 features."""
+    defense = DEFENSES.build({"name": "foolsgold", "layers": "all", "memory_gb": 100e-9})
+    rows = torch.eye(4)
+    layers = {"w": slice(0, 4)}
+    _, state = defense.aggregate(rows[:3], defense.init(), view_of([0, 1, 2], rows, layers=layers))
+    with pytest.raises(UserError, match=r"^defense.memory_gb=1e-07: the histories of 4 clients"):
+        defense.aggregate(rows[:2], state, view_of([0, 7], rows, layers=layers))
+
+
+def test_a_run_whose_histories_could_exceed_the_limit_does_not_start(
+    federation: Callable[..., Federation],
+) -> None:
+    """7850 parameters: 40 clients could take part in 5 rounds of 8, but the pool has 20."""
+    settings = {"n_clients": 8, "pool": 20, "rounds": 5}
+    federation(FoolsGold(layers="all", memory_gb=1.3e-3), **settings)
+    too_small = FoolsGold(layers="all", memory_gb=1.2e-3)
+    with pytest.raises(UserError, match=r"the histories of 20 clients take 0.0013 GB; raise it"):
+        federation(too_small, **settings)
+    federation(too_small, **settings | {"rounds": 2})
+
+
 class TestContract(DefenseContract):
     """With settings that change the computation or the state."""
 
@@ -431,4 +455,5 @@ class TestContract(DefenseContract):
     invalid: ClassVar[Any] = {
         "layers": ["last", ""],
         "kappa": [-1.0, math.nan, math.inf, -math.inf],
+        "memory_gb": [0.0, -4.0, math.nan, math.inf, -math.inf],
     }
