@@ -51,7 +51,8 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[RunConfig, dict[str,
 def check_choice(override: Override) -> None:
     """Raise a UserError if an override gives a group anything but a plugin's name or settings."""
     line, key = override.input_line, override.key_or_group
-    if override.is_sweep_override() or key not in config_groups():
+    is_hydras = key.startswith("hydra/")
+    if override.is_sweep_override() or not (is_hydras or key in config_groups()):
         return
     if override.is_delete():
         if key in RunConfig.__dataclass_fields__:
@@ -61,7 +62,7 @@ def check_choice(override: Override) -> None:
     if isinstance(value, list):
         names = ",".join(map(str, value))
         raise UserError(f"{line}: must be one name; a sweep is -m {key}={names}")
-    if not isinstance(value, str | dict) or not value:
+    if not isinstance(value, str if is_hydras else str | dict) or not value:
         raise UserError(f"{line}: must be a name; fedbench --help lists those of {key}")
 
 

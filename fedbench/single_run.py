@@ -250,8 +250,7 @@ def _rounds(plan: Plan, federation: Federation) -> Record:
             end({"status": "failed", "error": f"{type(error).__name__}: {error}"})
             raise
         except KeyboardInterrupt:
-            if session is not None:
-                session.interrupt()
+            (session or Session()).interrupt()
             raise
         return end(summarise(folder.rounds()))
 

@@ -105,6 +105,7 @@ ROUND_KEYS = [
     "BA_by_backdoor",
     "seconds",
     "clients",
+    "check",
 ]
 SUMMARY_KEYS = [
     "status",
@@ -143,11 +144,11 @@ MISTAKES = {
     "unknown data set": (["dataset=mnits"], ["dataset=mnits", "did you mean mnist?"]),
     "no defense": (["defense=null"], ["defense"]),
     "range": (["pmr=1.5"], ["pmr=1.5", "between 0 and 1"]),
-    "not a number": (["pmr=nan"], ["pmr=nan", "between 0 and 1"]),
+    "not a number": (["pmr=nan"], ["pmr=nan", "a finite number"]),
     "type": (["pmr=abc"], ["pmr=abc: must be a number"]),
     "misspelt key": (["pmrr=0.2"], ["pmrr", "did you mean pmr?"]),
     "misspelt added key": (["+pmrr=0.2"], ["pmrr", "did you mean pmr?"]),
-    "no clients": (["n_clients=0"], ["n_clients=0", "at least 1"]),
+    "no clients": (["n_clients=0"], ["n_clients=0", "from 1 to 10000"]),
     "no number of clients": (["n_clients=abc"], ["n_clients=abc", "[fewest, most]"]),
     "range upside down": (["n_clients=[9,4]"], ["n_clients=[9, 4]", "[fewest, most]"]),
     "range in a sweep": (["-m", "n_clients=[4,9],[9,4]"], ["n_clients=[9, 4]", "[fewest, most]"]),
@@ -227,11 +228,11 @@ MISTAKES = {
     # The settings of the plugins are right, although the default attack and defense lack them
     "range, and a setting of all attacks of a sweep": (
         ["-m", "attack=alie,ipm", "attack.omniscient=false", "rounds=0"],
-        ["rounds=0: must be at least 1"],
+        ["rounds=0: must be a whole number from 1 to 100000"],
     ),
     "range, and a setting of one defense of a sweep": (
         ["-m", "defense=krum,flame", "defense.flame.noise=0.1", "rounds=0"],
-        ["rounds=0: must be at least 1"],
+        ["rounds=0: must be a whole number from 1 to 100000"],
     ),
     "misspelt group": (
         ["defence=krum"],
@@ -245,6 +246,7 @@ MISTAKES = {
     "list of names": (["defense=[krum,flame]"], ["one name; a sweep is -m defense=krum,flame"]),
     "number for a name": (["defense=5"], ["defense=5: must be a name"]),
     "empty name": (["defense="], ["defense=: must be a name"]),
+    "list for a launcher": (["hydra/launcher=[1,2]"], ["must be one name; a sweep is -m"]),
     "empty value": (["pmr="], ["pmr=: must be a number"]),
     "spaces around =": (["pmr", "=", "0.3"], ["write key=value without spaces"]),
     "space after =": (["pmr=", "0.3"], ["pmr= 0.3: write key=value without spaces"]),

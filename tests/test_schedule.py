@@ -196,7 +196,7 @@ def test_the_scheduled_pdr_is_applied_and_recorded(federation: Make) -> None:
         ({"attack_rounds": [-1]}, r"attack_rounds=\[-1\]: must be rounds from"),
         ({"attack_rounds": []}, r"attack_rounds=\[\]: must be rounds from"),
         ({"attack_rounds": [2, 5], "attack_start": 3}, r"attack_rounds=\[2, 5\]: .*attack_start=3"),
-        ({"pdr_step": float("nan")}, "pdr_step=nan: must be finite"),
+        ({"pdr_step": float("nan")}, "pdr_step=nan: must be a finite number"),
         ({"pdr_step": 0.1, "pdr_end": 0.3}, r"pdr_end=0\.3: must be between pdr=0\.5 and 1"),
         ({"pdr_step": 0.1, "pdr_end": 1.5}, r"pdr_end=1\.5: must be between pdr=0\.5 and 1"),
         ({"pdr_step": -0.1, "pdr_end": 0.7}, r"pdr_end=0\.7: must be between 0 and pdr=0\.5"),

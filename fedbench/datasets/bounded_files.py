@@ -16,7 +16,7 @@ from fedbench.errors import UserError
 from fedbench.memory import check_memory
 
 MOST_EXPANSION = 200
-ALWAYS_ALLOWED = 2**24  # bytes, whatever the size of the file
+ALWAYS_ALLOWED = 2**22  # bytes, whatever the size of the file
 LARGEST = 2**30  # bytes that a file of fixed content, such as idx, may have
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from handmade_runs import seal
 
 from fedbench.multirun.failed_runs import SHOWN, failed_runs, print_failed_runs
 from fedbench.multirun.hydra_callback import SweepCallback
@@ -30,6 +31,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
         (folders[state] / "config.yaml").write_text("defense: {name: krum}\nseed: 0\n")
         if summary is not None:
             (folders[state] / "summary.json").write_text(summary)
+        seal(folders[state])
     folders["absent"] = tmp_path / "absent"
     return folders
 
@@ -51,7 +53,7 @@ def test_every_run_that_has_not_finished_is_listed(sweep: dict[str, Path]) -> No
         f"seed={state}" for state in ("failed", "damaged", "wrong", "killed", "absent")
     ]
     assert found[0] == "seed=failed (failed): failed: RuntimeError: boom"
-    assert "summary.json: " in found[1]
+    assert "summary.json has no checksum" in found[1]
     assert found[4].endswith("did not start, see above")
 
 

@@ -15,6 +15,7 @@ import pytest
 from end_to_end import TIMEOUT, environment, files
 from matplotlib.figure import Figure
 
+from fedbench.errors import UserError
 from fedbench.report.plotting import plot_style, printable, save_png
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +115,7 @@ def test_a_file_is_written_whole_or_not_at_all(
 
     with monkeypatch.context() as patch:
         patch.setattr(Figure, "savefig", fail)
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(UserError, match="disk full"):
             save_png(page("text"), path)
     assert path.read_text() == "old"
     save_png(page("text"), path)

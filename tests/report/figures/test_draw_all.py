@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from sweep_folders import add_sweep
 
+from fedbench.errors import UserError
 from fedbench.report import parallel
 from fedbench.report.figures.draw_all import CAPTIONS_FILE, all_drawings, draw_figures
 from fedbench.report.report_data import ReportData, read_report_data
@@ -80,7 +81,7 @@ def test_files_are_whole_or_not_written(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError("disk full")
 
     monkeypatch.setattr(Figure, "savefig", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match="disk full"):
         draw_figures(small(n=1), tmp_path, formats=("png",))
     assert (tmp_path / "ba_ma.png").read_text() == "old"
 
