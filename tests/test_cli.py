@@ -130,6 +130,9 @@ SUMMARY_KEYS = [
     "processor",
     "processes",
     "threads",
+    "last_check",
+    "run",
+    "check",
 ]
 CLIENT_KEYS = ["id", "malicious", "accepted", "score", "weight", "norm", "cosine"]
 STEPS = ["train", "collude", "screen", "aggregate", "evaluate", "record"]

@@ -26,8 +26,10 @@ def _watch(process: int, command: int | None) -> None:
     """Start one watcher per process; a forked child inherits the cache but not the thread."""
     parent = os.getppid()
     # Knows the true parent, and whether it is alive, also if it ended before this call.
-    # None if this process was not started by multiprocessing.
+    # None if this process was not started by multiprocessing. joblib's own start has no sentinel.
     starter = multiprocessing.parent_process()
+    if getattr(starter, "sentinel", None) is None:
+        starter = None
 
     def watch() -> None:
         while (
