@@ -16,7 +16,9 @@ from chromium import chromium, console_messages, open_page, requested_addresses,
 from handmade_runs import seal
 from matplotlib.figure import Figure
 from report_folders import add_many_runs, add_runs, set_config
+from selenium.common.exceptions import ElementClickInterceptedException
 from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 from fedbench.report.page import as_json, page, page_json
 from fedbench.report.page_data import PageOptions
@@ -91,13 +93,19 @@ def percent(value: float | None) -> str:
 
 
 def click(driver: Chrome, selector: str) -> None:
-    """Scroll to an element and click it."""
+    """Scroll to an element and click it; again if figures that are still drawn have moved it."""
     script = """
         const node = document.querySelector(arguments[0]);
         node.scrollIntoView({block: "center", behavior: "instant"});
         return node;
     """
-    driver.execute_script(script, selector).click()
+
+    def clicked(driver: Chrome) -> bool:
+        driver.execute_script(script, selector).click()
+        return True
+
+    moved = [ElementClickInterceptedException]
+    WebDriverWait(driver, 10, ignored_exceptions=moved).until(clicked)
 
 
 def run_rows(driver: Chrome) -> list[dict[str, Any]]:
