@@ -123,10 +123,19 @@ def kill_the_command(sweep: Sweep, process: subprocess.Popen[str], rng: random.R
 
 
 def kill_a_process(sweep: Sweep, process: subprocess.Popen[str], rng: random.Random) -> None:
-    """Kill a worker, or what helps the sweep; the command if there is nothing else."""
-    others = [number for number in sorted(sweep.processes()) if number != process.pid]
+    """Kill a worker or its server; the command if there is nothing else.
+
+    Not a resource tracker: joblib prints a traceback of its own then, and the sweep goes on.
+    """
+    others = [n for n in sorted(sweep.processes()) if n != process.pid and not is_tracker(n)]
     with contextlib.suppress(ProcessLookupError):
         os.kill(rng.choice(others or [process.pid]), signal.SIGKILL)
+
+
+def is_tracker(process: int) -> bool:
+    with contextlib.suppress(OSError):  # it has ended
+        return b"resource_tracker import" in Path(f"/proc/{process}/cmdline").read_bytes()
+    return False
 
 
 def kill_all(sweep: Sweep, process: subprocess.Popen[str], rng: random.Random) -> None:
