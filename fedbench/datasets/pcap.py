@@ -232,7 +232,9 @@ def _pcap_frames(
     file: BufferedReader, order: str, link: int, ticks: float, header: int
 ) -> Iterator[Frame]:
     while file.peek(1):
-        seconds, fraction, size = struct.unpack_from(f"{order}III", _read(file, header))
+        seconds, fraction, size = struct.unpack_from(f"{order}III", head := _read(file, header))
+        if not any(head):  # space that was reserved and never written; also a bomb of zeros
+            raise TruncatedError
         yield seconds + fraction / ticks, link, _read(file, size)
 
 

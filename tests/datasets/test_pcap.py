@@ -341,6 +341,17 @@ def test_a_truncated_pcapng_gives_the_packets_before(
         assert capture.truncated == (length not in ends)
 
 
+@pytest.mark.parametrize("ng", [False, True])
+def test_a_capture_ends_where_its_file_was_never_written(
+    read: Callable[[bytes], Capture], ng: bool
+) -> None:
+    """Tools that reserve space leave zeros, which are not packets of no bytes."""
+    sent = Sent()
+    capture = read(written([(0.0, sent.frame())], ng=ng) + bytes(4096))
+    assert rows(capture) == [sent.row()]
+    assert (capture.n_skipped, capture.truncated) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("data", "error"),
     [
