@@ -348,6 +348,18 @@ def test_no_process_outlives_a_killed_run(number: signal.Signals, tmp_path: Path
     process.communicate()
 
 
+def test_a_run_whose_processes_are_stopped_ends_at_once_when_asked(tmp_path: Path) -> None:
+    process = start("executor.devices=2", "rounds=1000", cwd=tmp_path)
+    assert process.stdout is not None
+    while "round 1/1000" not in (line := process.stdout.readline()):
+        assert line, wait(process)
+    for rank in {*processes_in(tmp_path)} - {process.pid}:
+        os.kill(rank, signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    assert wait(process, timeout=5).code == 128 + signal.SIGTERM
+    assert processes_in(tmp_path) == []
+
+
 def processes_in(folder: Path) -> list[int]:
     """Return the ids of processes with this working directory."""
     found = []
