@@ -99,9 +99,12 @@ def _help_or_run(words: list[str]) -> None:
         sys.argv[1:] = hydra_arguments(words)
         try:
             compose_and_run()
-        except BrokenProcessPool as error:
+        except (BrokenProcessPool, EOFError, ConnectionError) as error:
             from fedbench.multirun.hydra_callback import SweepCallback
 
+            if SweepCallback.workers is None:
+                raise
+            # The first if a worker has died, the others if the server that starts workers has.
             reason = UserError(
                 "a process of the sweep was killed, perhaps because memory ran out; "
                 "the same command resumes the runs, hydra.launcher.n_jobs=1 needs less memory"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 from end_to_end import (
+    TIMEOUT,
     Ended,
     Plugins,
     checkpoint,
+    environment,
     fedbench,
     fedbench_in_this_process,
     fingerprint,
@@ -28,6 +32,7 @@ from end_to_end import (
     succeed,
     summary,
     wait,
+    with_small,
 )
 
 from fedbench import single_run
@@ -481,4 +486,49 @@ def test_dead_process_of_a_sweep_prints_one_line(tmp_path: Path) -> None:
     assert "a process of the sweep was killed" in errors[0]
     for folder in run_folders(tmp_path / "runs"):
         assert summary(folder)["status"] == "failed"
+    assert processes_in(tmp_path) == []
+
+
+# The server that forks the workers of a sweep is killed as soon as it is asked for the first.
+KILLED_SERVER = """
+import os
+import signal
+from multiprocessing import forkserver
+
+from fedbench.__main__ import main
+
+connect = forkserver.connect_to_new_process
+
+
+def connect_and_kill(*arguments):
+    pipes = connect(*arguments)
+    server = forkserver._forkserver._forkserver_pid
+    os.kill(server, signal.SIGKILL)
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+    return pipes
+
+
+forkserver.connect_to_new_process = connect_and_kill
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_dead_server_of_a_sweep_prints_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "killed_server.py"
+    script.write_text(KILLED_SERVER)
+    sweep = with_small(["-m", "defense=fedavg,median", "hydra.launcher.n_jobs=2"])
+    done = subprocess.run(
+        [sys.executable, script, *sweep],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("fedbench: ")]
+    assert len(errors) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "a process of the sweep was killed" in errors[0]
     assert processes_in(tmp_path) == []
