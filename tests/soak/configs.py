@@ -33,192 +33,94 @@ from tests.soak.outcome import Outcome
 
 TIMES = 5000
 
+
+def split(text: str) -> tuple[str, ...]:
+    """Values that contain no space."""
+    return tuple(text.split())
+
+
 NUMBERS = (
-    *("0", "1", "-1", "2", "-0.0", "0.5", "1.5", "30", "1e-9", "1e18", "1e30", "1e308", "1e400"),
-    *(
-        "-1e400",
-        "inf",
-        "-inf",
-        "nan",
-        ".5",
-        "5.",
-        "1_000",
-        "0x10",
-        "1e",
-        "--1",
-        "5000",
-        "100000000",
+    *split(
+        """
+        0 1 -1 2 -0.0 0.5 1.5 30 1e-9 1e18 1e30 1e308 1e400 -1e400 inf -inf nan .5 5. 1_000 0x10
+        1e --1 5000 100000000 2147483648 4294967296 9223372036854775807 9223372036854775808
+        """
     ),
-    *("2147483648", "4294967296", "9223372036854775807", "9223372036854775808", f"1{'0' * 400}"),
+    f"1{'0' * 400}",
 )
 WORDS = (
-    *("true", "false", "null", "None", "yes", "auto", "abc", "krum", "median", "fedavg", "none"),
-    *(
-        "''",
-        '""',
-        "' '",
-        "'a b'",
-        "'a\nb'",
-        "'a\x00b'",
-        "'\x1b[31mred'",
-        "'\x07'",
-        "naïve",
-        "７",
-        "😀",
+    *split(
+        """
+        true false null None yes auto abc krum median fedavg none '' naïve ７ 😀 .. . / a/b .hidden
+        '~' /dev/null /dev/zero /nonexistent/file os.system os.getcwd shutil.rmtree torch.load
+        pathlib.Path nowhere.Net net.py:Net x.npz builtins.eval subprocess.run a:b a@b %s {0} '
+        `id` $(id)
+        """
     ),
-    *("'\udc80'", "a" * 300, "b" * 5000, "..", ".", "/", "a/b", ".hidden", "'~'", "/dev/null"),
-    *("/dev/zero", "/nonexistent/file", "os.system", "os.getcwd", "shutil.rmtree", "torch.load"),
-    *("pathlib.Path", "nowhere.Net", "net.py:Net", "x.npz"),
-    *(
-        "builtins.eval",
-        "subprocess.run",
-        "a:b",
-        "a@b",
-        "%s",
-        "{0}",
-        "\\",
-        "'",
-        '"',
-        "`id`",
-        "$(id)",
-    ),
+    '""',
+    "' '",
+    "'a b'",
+    "'a\nb'",
+    "'a\x00b'",
+    "'\x1b[31mred'",
+    "'\x07'",
+    "'\udc80'",
+    "a" * 300,
+    "b" * 5000,
+    "\\",
+    '"',
 )
 LISTS = (
-    *(
-        "[]",
-        "[1]",
-        "[[]]",
-        "[[1,2],[3]]",
-        "[null]",
-        "[true,1]",
-        "[a,b]",
-        "[1,-5]",
-        "[90,40]",
-        "[1e400]",
+    *split(
+        """
+        [] [1] [[]] [[1,2],[3]] [null] [true,1] [a,b] [1,-5] [90,40] [1e400] {} {a:1}
+        {a:{b:{c:1}}} {name:patch} {name:krum} [{name:patch}] [{name:x}]
+        [{name:patch,size:1000000}] [{name:words,trigger:[]}] [{name:null}] [{}] {1:2}
+        [1,9999999999] {_target_:os.getcwd}
+        """
     ),
-    *(
-        "{}",
-        "{a:1}",
-        "{a:{b:{c:1}}}",
-        "{name:patch}",
-        "{name:krum}",
-        "[{name:patch}]",
-        "[{name:x}]",
-    ),
-    *("[{name:patch,size:1000000}]", "[{name:words,trigger:[]}]", "[{name:null}]", "[{}]", "{1:2}"),
-    *(
-        f"{'[' * 40}{']' * 40}",
-        "[" + ",".join(["1"] * 2000) + "]",
-        "[1,9999999999]",
-        "{_target_:os.getcwd}",
-    ),
+    "[" * 40 + "]" * 40,
+    "[" + ",".join(["1"] * 2000) + "]",
 )
-REFERENCES = (
-    *("${pmr}", "${rounds}", "${nothing}", "${seed", "${}", "${.}", "${..}", "${oc.env:HOME}"),
-    *(
-        "${oc.env:NOTHING_OF_THIS_NAME}",
-        "${oc.env:NOTHING,5}",
-        "${oc.decode:'['}",
-        "${oc.create:[1]}",
-    ),
-    *("${oc.select:pmr}", "${jobs:cpu,0,1}", "${jobs:}", "${jobs:a,b,c}", "${hydra:job.name}"),
-    *(
-        "${eval:1}",
-        "${oc.dict.keys:defense}",
-        "${defense}",
-        "${model.hidden}",
-        "x${seed}y",
-        "${now:%Y}",
-    ),
+REFERENCES = split(
+    """
+    ${pmr} ${rounds} ${nothing} ${seed ${} ${.} ${..} ${oc.env:HOME}
+    ${oc.env:NOTHING_OF_THIS_NAME} ${oc.env:NOTHING,5} ${oc.decode:'['} ${oc.create:[1]}
+    ${oc.select:pmr} ${jobs:cpu,0,1} ${jobs:} ${jobs:a,b,c} ${hydra:job.name} ${eval:1}
+    ${oc.dict.keys:defense} ${defense} ${model.hidden} x${seed}y ${now:%Y}
+    """
 )
 BROKEN = (
-    *(
-        "[",
-        "]",
-        "{",
-        "}",
-        "(",
-        ")",
-        "[1",
-        "1]",
-        "{a",
-        "{a:",
-        "'a",
-        '"a',
-        "1,2",
-        ",",
-        "1,",
-        "a=b",
-        "=",
+    *split(
+        """
+        [ ] { } ( ) [1 1] {a {a: 'a 1,2 , 1, a=b = choice(1,2) range(1,5) range(1) sort(3,1)
+        glob(*) int(x) str( f() a,b !!python/object:os.system &a *a << | > #
+        """
     ),
-    *(
-        "choice(1,2)",
-        "range(1,5)",
-        "range(1)",
-        "sort(3,1)",
-        "glob(*)",
-        "int(x)",
-        "str(",
-        "f()",
-        "a,b",
-    ),
-    *("\\n", "a\tb", "!!python/object:os.system", "&a", "*a", "<<", "|", ">", "- a", "? a", "#"),
+    '"a',
+    "\\n",
+    "a\tb",
+    "- a",
+    "? a",
 )
-PLAIN = (
-    *("1", "2", "3", "5", "10", "30", "0.1", "0.3", "0.5", "0.9", "[1]", "[2,3]", "true", "null"),
-)
+PLAIN = split("1 2 3 5 10 30 0.1 0.3 0.5 0.9 [1] [2,3] true null")
 VALUES = (*(PLAIN,) * 5, *(NUMBERS,) * 4, WORDS, WORDS, LISTS, LISTS, REFERENCES, BROKEN)
 PREFIXES = ("",) * 12 + ("+", "++", "~", "+++", "~~", "@", "-", "--", " ")
 ODD_KEYS = (
-    *(
-        "",
-        "=",
-        "pmr.x",
-        "defense..name",
-        ".pmr",
-        "pmr.",
-        "defense@attack",
-        "defense@",
-        "@x",
-        "a@b:c",
+    *split(
+        """
+        = pmr.x defense..name .pmr pmr. defense@attack defense@ @x a@b:c hydra hydra.mode
+        hydra.run.dir hydra.searchpath hydra/launcher hydra.verbose _target_ defense._target_
+        model._args_ dataset._partial_ defaults _self_ __class__ defense.__class__ name.name
+        attack.backdoors.0 model.hidden.0 näme dataset.arguments.x model.arguments.x
+        defense.flame.noise schema tuned scenario [0] defense[name] pmr[0] ${pmr} 'pmr' PMR
+        """
     ),
-    *(
-        "hydra",
-        "hydra.mode",
-        "hydra.run.dir",
-        "hydra.searchpath",
-        "hydra/launcher",
-        "hydra.verbose",
-    ),
-    *("_target_", "defense._target_", "model._args_", "dataset._partial_", "defaults", "_self_"),
-    *(
-        "__class__",
-        "defense.__class__",
-        "name.name",
-        "attack.backdoors.0",
-        "model.hidden.0",
-        "näme",
-    ),
-    *(
-        "dataset.arguments.x",
-        "model.arguments.x",
-        "defense.flame.noise",
-        "schema",
-        "tuned",
-        "scenario",
-    ),
-    *(
-        "\x00",
-        "a\nb",
-        "a b",
-        "[0]",
-        "defense[name]",
-        "pmr[0]",
-        "${pmr}",
-        "'pmr'",
-        "PMR",
-        "k" * 3000,
-    ),
+    "",
+    "\x00",
+    "a\nb",
+    "a b",
+    "k" * 3000,
 )
 
 
