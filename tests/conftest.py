@@ -29,9 +29,12 @@ from fedbench.results.run_dir import Record
 
 torch.set_num_threads(1)  # parallel tests would compete for cores
 
-# Under `nohup` or in the background of a script, the commands that tests start would inherit this.
+# Commands that tests start would inherit what `nohup`, or the background of a script, ignores. They
+# inherit no handlers, so the tests themselves go on after a hangup.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.fixture(scope="session")

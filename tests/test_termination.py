@@ -59,3 +59,21 @@ def test_a_command_that_hangs_ends_after_the_grace_period() -> None:
 
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored() -> None:
     assert ended(signal.SIGHUP, "ignored") == (0, "not ended\n")
+
+
+@pytest.mark.slow
+def test_these_tests_pass_where_signals_are_ignored() -> None:
+    """As under `nohup` and in the background of a script; the commands would inherit it."""
+    ignoring = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh"]
+    tests = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        "with_its_code",
+    ]
+    done = subprocess.run([*ignoring, *tests], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
