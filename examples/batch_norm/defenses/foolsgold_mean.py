@@ -1,0 +1,20 @@
+"""FoolsGold with the weighted mean of the clients' batch-norm statistics, not the robust rule.
+
+Updates are judged and combined as by `foolsgold`. Only the statistics of the global model differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedbench.defense import DEFENSES
+from fedbench.defenses.foolsgold import FoolsGold
+
+
+@DEFENSES.register("foolsgold_mean")
+@dataclass(frozen=True)
+class FoolsGoldMean(FoolsGold):
+    """FoolsGold, with averaged statistics."""
+
+    averages_buffers: ClassVar[bool] = True

@@ -1,0 +1,20 @@
+"""Krum with the weighted mean of the clients' batch-norm statistics, not the robust rule.
+
+Updates are judged and combined as by `krum`. Only the statistics of the global model differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedbench.defense import DEFENSES
+from fedbench.defenses.krum import Krum
+
+
+@DEFENSES.register("krum_mean")
+@dataclass(frozen=True)
+class KrumMean(Krum):
+    """Krum, with averaged statistics."""
+
+    averages_buffers: ClassVar[bool] = True
