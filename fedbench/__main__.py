@@ -15,6 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from fedbench import __version__
+from fedbench.collector import fast_imports
 from fedbench.command_line import COMMANDS, hydra_arguments, split
 from fedbench.config import RunConfig, register_schema
 from fedbench.default_settings import origin_of
@@ -40,7 +41,8 @@ def compose_and_run(composed: DictConfig) -> None:
             origin = origin_of(config, HydraConfig.get())
             if alone:
                 announce_start(f"{title(flat(asdict(config)), origin)}  starting")
-            from fedbench.single_run import run  # imports torch, which takes seconds
+            with fast_imports():
+                from fedbench.single_run import run  # imports torch, which takes seconds
 
             run(config, origin)
         except Exception as error:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +29,7 @@ from omegaconf import OmegaConf
 
 from fedbench.errors import WARNING
 from fedbench.multirun import sweeper
-from fedbench.registry import Registry, find_plugins, with_working_folder
+from fedbench.registry import Registry, find_plugins, installed, with_working_folder
 
 GROUP = "fedbench.configs"
 OWN_CONFIGS = "pkg://fedbench.conf"
@@ -97,7 +97,7 @@ def config_folders() -> list[tuple[str, Path]]:
     """Return who provides configs, and where: fedbench, the working folder, installed plugins."""
     own, *local = with_working_folder([*import_module("fedbench.conf").__path__], "conf")
     found = [("fedbench", Path(own)), *(("working folder", Path(folder)) for folder in local)]
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+    for point in installed(GROUP):
         if (package := _folder_of(point.value)) is not None:
             found.append((point.name, package))
         else:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -137,11 +140,26 @@ class Registry(Generic[T]):
 def find_plugins(kind: str, *homes: str) -> dict[str, EntryPoint]:
     """Import the homes; return what to load by name, a file rather than an entry point."""
     group = f"fedbench.{kind}s"
-    found = {point.name: point for point in entry_points(group=group)}
+    found = {point.name: point for point in installed(group)}
     for home in homes:
         for name in _modules(home):
             found[name] = EntryPoint(name, f"{home}.{name}", group)
     return found
+
+
+def installed(group: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points that distributions have in a group, by name."""
+    folders = []
+    for name in sys.path:
+        with suppress(OSError):  # no such folder
+            folders.append((name, os.stat(name or ".").st_mtime_ns))
+    return _entry_points(group, tuple(folders))
+
+
+@cache
+def _entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """Read the files of all distributions, which takes milliseconds; again if `folders` change."""
+    return tuple(sorted(entry_points(group=group), key=lambda point: point.name))
 
 
 def _modules(home: str) -> list[str]:

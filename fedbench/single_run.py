@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import nn
 
 from fedbench import pretraining
+from fedbench.collector import fast_imports
 from fedbench.config import RunConfig
 from fedbench.data import Dataset
 from fedbench.display import run_events
@@ -50,9 +51,10 @@ def run(config: RunConfig, origin: Origin | None = None) -> Record:
         resources.announce_limit(plan.executor, plan.config.most_clients)
     dataset = plan.source.load()
     plan = plan.fitted(dataset.spec)
-    from fedbench.engine.launch import launch
-    from fedbench.engine.memory_needs import check_fits
-    from fedbench.engine.processes import WorkerError
+    with fast_imports():
+        from fedbench.engine.launch import launch
+        from fedbench.engine.memory_needs import check_fits
+        from fedbench.engine.processes import WorkerError
 
     if plan.executor.accelerator == "cpu":
         check_fits(config, plan.model, dataset.input_shape, dataset.n_classes)

@@ -315,7 +315,7 @@ def test_a_user_error_prints_one_line_and_writes_nothing(mistake: str, tmp_path:
 @pytest.mark.parametrize("mistake", ["unknown defense", "type", "last run of a sweep"])
 def test_a_process_prints_user_errors_in_one_line(mistake: str, tmp_path: Path) -> None:
     overrides, parts = MISTAKES[mistake]
-    assert_one_line(fedbench(*overrides, cwd=tmp_path), parts)
+    assert_one_line(wait(start(*overrides, cwd=tmp_path)), parts)
     assert files(tmp_path) == []
 
 
@@ -357,7 +357,8 @@ def test_a_sweep_whose_runs_all_fail_to_start_exits_with_an_error(tmp_path: Path
 @pytest.mark.slow
 def test_a_run_writes_its_directory_and_repeating_the_command_skips_it(tmp_path: Path) -> None:
     command = ["pmr=0.34", "attack_start=1", "out=here", "name=${defense.name}-${seed}"]
-    ended = succeed(*command, cwd=tmp_path)
+    ended = wait(start(*command, cwd=tmp_path))
+    assert (ended.code, ended.err) == (0, []), ended
     title = (
         "fedavg constrain_and_scale pmr=0.34 n_clients=6 rounds=3 pretrain_rounds=1 attack_start=1 "
         "local_epochs=1 seed=0  "
@@ -432,7 +433,8 @@ def test_without_a_login_the_default_tracker_writes_to_the_run_directory(tmp_pat
 @pytest.mark.slow
 def test_a_sweep_prints_one_table_of_all_runs(tmp_path: Path) -> None:
     command = ["-m", "defense=krum,median", "rounds=2"]
-    ended = succeed(*command, cwd=tmp_path)
+    ended = wait(start(*command, cwd=tmp_path))
+    assert (ended.code, ended.err) == (0, []), ended
     head = next(i for i, line in enumerate(ended.out) if line.split()[:2] == ["defense", "BA"])
     assert ended.out[:2] == ["checking 2 runs", "starting 2 runs"]
     reported = [line for line in ended.out[2 : head - 1] if not line.startswith("sweep of 2: ")]
@@ -452,8 +454,8 @@ def test_a_sweep_prints_one_table_of_all_runs(tmp_path: Path) -> None:
     assert [files(folder) for folder in folders] == [RUN_FILES] * 2
 
     again = succeed(*command, cwd=tmp_path)
-    assert again.out[1] == "2 of 2 runs already finished"
-    assert again.out[2].strip() == "", "the table follows"
+    assert again.out[0] == "2 of 2 runs already finished"
+    assert again.out[1].strip() == "", "the table follows"
     assert [line.split() for line in again.out if line.split()[:1] == ["krum"]][-1] == rows[0]
 
 

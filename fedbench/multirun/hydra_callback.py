@@ -16,6 +16,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
+from fedbench.collector import fast_imports
 from fedbench.config import RunConfig
 from fedbench.display import run_events
 from fedbench.display.console import announce_start, failing_output_ignored
@@ -69,7 +70,8 @@ class SweepCallback(Callback):
             announce_start(f"checking {len(runs)} runs" if runs else "starting the sweeper")
             SweepCallback.workers = launchers.prepare_workers(config, len(runs))
             configs = [_compose(config, overrides) for overrides in runs]
-            from fedbench.plan import Plan
+            with fast_imports():
+                from fedbench.plan import Plan
 
             plans = [Plan.of(run) for run in configs]
             by_folder = {plan.folder.path: plan for plan in plans}  # drops duplicate runs

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import shlex
 import sys
 import webbrowser
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
+from fedbench.collector import paused_collector
 from fedbench.errors import UserError, nearest
 from fedbench.report.pivot_table import PAPER_METRICS
 from fedbench.report.report_data import ReportData, read_report_data
@@ -26,7 +25,7 @@ NO_FILES = "none"
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        with _paused_collector():
+        with paused_collector():
             _report(options, sys.argv[1:] if arguments is None else arguments)
     except UserError as error:
         print(f"fedbench.report: {error}", file=sys.stderr)
@@ -34,18 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-@contextmanager
-def _paused_collector() -> Iterator[None]:
-    """Pause the garbage collector, which would walk millions of numbers again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -148,7 +148,7 @@ def test_two_processes_give_the_bits_of_one_with_other_executors(
 
 def test_user_errors_on_several_processes_print_one_line(tmp_path: Path) -> None:
     command = ["executor.devices=2", "dataset=mnist", "dataset.root=nowhere"]
-    ended = fedbench(*command, cwd=tmp_path)
+    ended = wait(start(*command, cwd=tmp_path))
     assert ended.code not in (0, None)
     assert [line.partition("  ")[2] for line in ended.out] == ["starting"]
     assert [line for line in ended.err if "Traceback" in line] == []

@@ -152,8 +152,8 @@ def test_a_run_killed_many_times_equals_an_uninterrupted_one(
         (folder / f".{name}.partial").write_bytes(b"half a file")
 
     ended = succeed(*command, cwd=tmp_path, env=plugins.env)
-    assert ended.out[1].endswith(f"resumes after round {at}/14")
-    assert f"round {at + 1}/14" in ended.out[3]  # after the line that names the executor
+    assert ended.out[0].endswith(f"resumes after round {at}/14")
+    assert f"round {at + 1}/14" in ended.out[2]  # after the line that names the executor
     assert folder.name == calm.name
     assert files(folder) == RUN_FILES
     assert result(folder) == result(calm)
