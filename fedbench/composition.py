@@ -62,7 +62,9 @@ def check_choice(override: Override) -> None:
     if isinstance(value, list):
         names = ",".join(map(str, value))
         raise UserError(f"{line}: must be one name; a sweep is -m {key}={names}")
-    if not isinstance(value, str if is_hydras else str | dict) or not value:
+    # Hydra fails at choices that refer to something else, because tuned settings depend on them.
+    refers = isinstance(value, str) and "${" in value
+    if not isinstance(value, str if is_hydras else str | dict) or not value or refers:
         raise UserError(f"{line}: must be a name; fedbench --help lists those of {key}")
 
 

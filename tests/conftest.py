@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -125,3 +126,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
         monkeypatch.setenv("WANDB_BASE_URL", running.url)
         monkeypatch.setenv("WANDB_API_KEY", KEY)
         yield running
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector ignore modules and tests: that saves a seventh of the time."""
+    gc.freeze()

@@ -37,10 +37,10 @@ def is_possible(module: str, cwd: Path, env: Mapping[str, str]) -> bool:
     """
     folders = [cwd, *map(Path, env.get("PYTHONPATH", "").split(os.pathsep))]
     return (
-        module.partition(".")[0] == "fedbench"
+        module.partition(".")[0] in ("fedbench", "benchmarks")
         and {*env} <= {"PYTHONPATH"}
         and not any((folder / "sitecustomize.py").exists() for folder in folders)
-        and not (cwd / "fedbench").exists()
+        and (cwd == ROOT or not (cwd / "fedbench").exists())
     )
 
 

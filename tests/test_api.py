@@ -266,7 +266,7 @@ class TestRuns:
 
         small = [f"{key}={value}" for key, value in QUICK.items()]
         again = succeed("defense=krum", "pmr=0.34", "attack.alpha=0.5", *small, cwd=tmp_path)
-        assert "already finished, skipped" in again.out[1]
+        assert "already finished, skipped" in again.out[0]
         assert fedbench.run(defense="krum", pmr=0.34, **QUICK, **{"attack.alpha": 0.5}) == result
         assert "already finished, skipped" in capsys.readouterr().out
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import run
 
 import fedbench
 from benchmarks.__main__ import main
@@ -20,20 +19,10 @@ ROOT = Path(fedbench.__file__).parent.parent
 Record = dict[str, Any]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 def quick(path: Path, *arguments: str) -> tuple[str, list[Record]]:
     """Run with --quick; return the printed table and the rows of the JSON file, after checks."""
-    done = run(*arguments, "--quick", "--json", str(path))
+    words = shlex.join(["-m", "benchmarks", *arguments, "--quick", "--json", str(path)])
+    done = run(words, ROOT, path=str(ROOT))
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
     for row in rows:

@@ -250,6 +250,8 @@ MISTAKES = {
     "number for a name": (["defense=5"], ["defense=5: must be a name"]),
     "empty name": (["defense="], ["defense=: must be a name"]),
     "list for a launcher": (["hydra/launcher=[1,2]"], ["must be one name; a sweep is -m"]),
+    "reference for a name": (["defense=${model}"], ["defense=${model}: must be a name"]),
+    "reference for a launcher": (["hydra/launcher=${oc.create:[1]}"], ["must be a name"]),
     "empty value": (["pmr="], ["pmr=: must be a number"]),
     "spaces around =": (["pmr", "=", "0.3"], ["write key=value without spaces"]),
     "space after =": (["pmr=", "0.3"], ["pmr= 0.3: write key=value without spaces"]),

@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from fedbench import registry
 from fedbench.attack import ATTACKS
 from fedbench.defense import DEFENSES, Defense
 from fedbench.errors import UserError
 from fedbench.models import MODELS
-from fedbench.registry import Registry
+from fedbench.registry import Registry, find_plugins
 
 ROOT = Path(__file__).parent.parent
 Write = Callable[[str, str], None]
@@ -263,6 +265,21 @@ def test_a_module_may_be_reloaded(sieves: Registry[Any]) -> None:
     again = made("Sieve", __name__)
     sieves.register("fine")(again)
     assert sieves.get("fine") is again
+
+
+def test_distributions_are_read_once_until_one_is_added(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    read = mock.Mock(wraps=registry.entry_points)
+    monkeypatch.setattr(registry, "entry_points", read)
+    for _ in range(3):
+        assert "net" not in find_plugins("defense")
+    assert read.call_count == 1
+    distribution(write, "defense", "net", defense_source("net"))
+    for _ in range(3):
+        assert find_plugins("defense")["net"].value == "outside:It"
+    assert read.call_count == 2
 
 
 def test_an_entry_point_is_found(write: Write, defenses: Registry[Any]) -> None:

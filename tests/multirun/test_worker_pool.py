@@ -151,6 +151,41 @@ def test_killed_workers_cause_no_warning_about_semaphores(tmp_path: Path, short:
     assert [*short.iterdir()] == [], "the folder of the sweep is removed at exit"
 
 
+# A worker, and a process that it forks, report their garbage collector.
+COLLECTED = """
+import gc
+import multiprocessing
+
+from fedbench.multirun import worker_pool
+
+
+def tell(report, again):
+    report.send((gc.isenabled(), gc.get_freeze_count()))
+    if again:
+        child = multiprocessing.get_context("fork").Process(target=tell, args=[report, False])
+        child.start()
+        child.join()
+
+
+if __name__ == "__main__":
+    worker_pool.PRELOADED[1:] = []
+    worker_pool.WorkerPool()
+    reports, report = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("forkserver")
+    context.Process(target=tell, args=[report, True]).start()
+    worker, child = reports.recv(), reports.recv()
+    assert worker[0] and child[0], "the collector works"
+    assert worker[1] == child[1] > 1000, "only what the server has imported is frozen"
+"""
+
+
+def test_workers_collect_garbage_but_not_what_they_share(tmp_path: Path, short: Path) -> None:
+    script = tmp_path / "command.py"
+    script.write_text(COLLECTED)
+    env = {**os.environ, "TMPDIR": str(short)}
+    subprocess.run([sys.executable, script], env=env, check=True, timeout=60)
+
+
 @pytest.mark.slow
 def test_a_sweep_works_with_a_temporary_folder_too_long_for_sockets(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100)
