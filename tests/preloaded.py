@@ -37,7 +37,8 @@ def is_possible(module: str, cwd: Path, env: Mapping[str, str]) -> bool:
     """
     folders = [cwd, *map(Path, env.get("PYTHONPATH", "").split(os.pathsep))]
     return (
-        module.partition(".")[0] in ("fedbench", "benchmarks")
+        sys.platform == "linux"  # elsewhere, forks are not safe
+        and module.partition(".")[0] in ("fedbench", "benchmarks")
         and {*env} <= {"PYTHONPATH"}
         and not any((folder / "sitecustomize.py").exists() for folder in folders)
         and (cwd == ROOT or not (cwd / "fedbench").exists())

@@ -37,11 +37,6 @@ def page(data: ReportData, options: PageOptions) -> str:
     return PLACE.sub(lambda found: parts[found[1]], template)
 
 
-def page_json(data: ReportData, options: PageOptions) -> str:
-    """Return only the data of the page, to replace the data in a page that exists."""
-    return as_json(page_data(data, options))
-
-
 def as_json(content: Any) -> str:
     """Return JSON that is safe inside a script element: pure ASCII without <, > and &."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)

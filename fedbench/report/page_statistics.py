@@ -105,7 +105,6 @@ def _worst(case: WorstCase, defense: int) -> dict[str, Any]:
         "attack": case.attack,
         **interval_entry(case.BA),
         "worst_seed": [json_safe(case.peak_seed), rounded(case.peak)],
-        "worst_attack": case.peak_attack,
         "n_attacks": case.n_attacks,
         "adaptive": case.is_adaptive,
         "adaptive_tried": list(case.adaptive),

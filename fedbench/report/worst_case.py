@@ -40,7 +40,6 @@ class WorstCase:
     missing: tuple[str, ...]  # without a BA here, though another defense has one in this setting
     peak: float  # the highest BA of a single seed, over all attacks
     peak_seed: Seed
-    peak_attack: str  # label
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,8 @@ def _worst(
     highest = max(case.BA.mean for case in cases)
     # Equal means may differ in the last bit.
     worst, *ties = [case for case in cases if isclose(case.BA.mean, highest, abs_tol=1e-9)]
-    by_seed = [(case.BA.worst(lower_is_better=True), case.attack) for case in cases]
-    (seed, peak), peak_attack = max(by_seed, key=lambda found: found[0][1])
+    by_seed = [case.BA.worst(lower_is_better=True) for case in cases]
+    seed, peak = max(by_seed, key=lambda found: found[1])
     tried = {case.attack for case in cases}
     return WorstCase(
         defense=defense,
@@ -97,7 +96,6 @@ def _worst(
         missing=tuple(attack for attack in attacks if attack not in tried),
         peak=peak,
         peak_seed=seed,
-        peak_attack=peak_attack,
     )
 
 
