@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -237,12 +236,10 @@ def test_a_defense_warns_if_any_number_of_clients_is_too_small() -> None:
     assert Plan.of(config("n_clients=[9,20]", *krum)).warning() is None
 
 
-@cache
 def run_id(*overrides: str) -> str:
     return Plan.of(config(*overrides)).folder.path.name
 
 
-@cache
 def pretrain_id(*overrides: str) -> str:
     return Plan.of(config(*overrides)).pretrain_id
 

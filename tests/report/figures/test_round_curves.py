@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from figure_data import assert_nothing_is_cut_off, legend_texts, markers, report, rounds, run
-from matplotlib.collections import FillBetweenPolyCollection
+from matplotlib.collections import PolyCollection
 
 from fedbench.report.figures.round_curves import (
     MAX_SETTINGS,
@@ -51,7 +51,7 @@ def test_lines_bands_and_shades_are_drawn() -> None:
     assert markers(ba, krum.color, krum.marker) == [pytest.approx((0, 20)), pytest.approx((1, 40))]
     assert markers(ba, flame.color, flame.marker) == [(0, 50)]  # so far
     assert markers(tpr, krum.color, krum.marker) == []
-    (band,) = (c for c in ba.collections if isinstance(c, FillBetweenPolyCollection))
+    (band,) = (c for c in ba.collections if isinstance(c, PolyCollection))
     corners = {(float(x), round(float(y), 6)) for x, y in band.get_paths()[0].vertices}
     assert corners == {(0, 10), (0, 30), (1, 20), (1, 60)}
     assert not ma.collections  # both seeds are the same
