@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
+    """Collect nothing until the block ends."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -4,7 +4,7 @@ The server would end by itself, but only after it has imported and then torn dow
 Lightning. For those seconds it would keep the output of the command open. Its workers end with it,
 from their first moment: an idle worker would wait minutes for work that nobody sends any more.
 
-Meanwhile the garbage collector waits, as the documentation of `gc.freeze` advises: imports are
+The garbage collector is off in the server, as the documentation of `gc.freeze` advises: imports are
 faster, and workers neither walk through what they all share nor copy it.
 """
 
