@@ -17,7 +17,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.types import RunMode
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from fedbench.config import RunConfig, register_schema
 from fedbench.errors import UserError
@@ -59,13 +60,20 @@ def check_choice(override: Override) -> None:
             raise UserError(f"{line}: a run needs a choice of {key}; write {key}=NAME")
         return
     value = override.value()
+    if isinstance(value, str):
+        value = _resolved(value)
     if isinstance(value, list):
         names = ",".join(map(str, value))
         raise UserError(f"{line}: must be one name; a sweep is -m {key}={names}")
-    # Hydra fails at choices that refer to something else, because tuned settings depend on them.
-    refers = isinstance(value, str) and "${" in value
-    if not isinstance(value, str if is_hydras else str | dict) or not value or refers:
+    if not isinstance(value, str if is_hydras else str | dict) or not value:
         raise UserError(f"{line}: must be a name; fedbench --help lists those of {key}")
+
+
+def _resolved(value: str) -> Any:
+    """Resolve a reference such as `${oc.env:MODEL}`; leave to Hydra what has no value yet."""
+    with suppress(OmegaConfBaseException):
+        return OmegaConf.create({"value": value}).value
+    return value
 
 
 def is_sweep_file(name: str, folder: str | None) -> bool:

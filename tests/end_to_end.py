@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,10 +120,7 @@ def fedbench(
     """
     if not preloaded.is_possible("fedbench", cwd, env or {}):
         return wait(start(*overrides, cwd=cwd, env=env), timeout)
-    began = time.monotonic()
-    words = with_small(overrides)
-    ended = preloaded.run("fedbench", words, cwd, environment(env), timeout)
-    assert time.monotonic() - began < timeout, f"killed after {timeout:g} s: {ended}"
+    ended = preloaded.run("fedbench", with_small(overrides), cwd, environment(env), timeout)
     return Ended(ended.returncode, ended.stdout.splitlines(), ended.stderr.splitlines())
 
 

@@ -13,8 +13,6 @@ import preloaded
 
 from fedbench.command_line import COMMANDS
 
-TIMEOUT = 600.0  # seconds; generous, as the machine may be busy
-
 
 def commands(page: Path, module: str = "fedbench") -> list[str]:
     """The lines of shell blocks that start a Python module, whatever the interpreter."""
@@ -37,14 +35,16 @@ def is_sweep(command: str) -> bool:
     return first == "fedbench" and second in ("-m", "--config-dir")
 
 
-def run(command: str, cwd: Path, *extra: str, path: str = "") -> subprocess.CompletedProcess[str]:
+def run(
+    command: str, cwd: Path, *extra: str, path: str = "", timeout: float = 600.0
+) -> subprocess.CompletedProcess[str]:
     """Run a command of Python, without the seconds of its imports if that is possible."""
     words = [*shlex.split(command, comments=True), *extra]
     env = {**os.environ, "PYTHONPATH": path}
     if words[0] == "-m" and preloaded.is_possible(words[1], cwd, {"PYTHONPATH": path}):
-        return preloaded.run(words[1], words[2:], cwd, env, TIMEOUT)
+        return preloaded.run(words[1], words[2:], cwd, env, timeout)
     return subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=TIMEOUT
+        [sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout
     )
 
 

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -50,8 +51,9 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Do what `python -m module` does, until no process can write to the output any more.
 
-    Kill it after `timeout` seconds.
+    Kill it after `timeout` seconds, and raise TimeoutExpired.
     """
+    began = time.monotonic()
     server = _server()
     (out, to_out), (err, to_err) = os.pipe(), os.pipe()
     request = json.dumps([module, [*arguments], str(cwd), dict(env)]).encode()
@@ -66,7 +68,10 @@ def run(
         output = _read(out)
     code = int(server.recv(MOST_DIGITS))
     late.cancel()
-    return subprocess.CompletedProcess([module, *arguments], code, output, errors.result())
+    words = [module, *arguments]
+    if time.monotonic() - began >= timeout:
+        raise subprocess.TimeoutExpired(words, timeout, output, errors.result())
+    return subprocess.CompletedProcess(words, code, output, errors.result())
 
 
 def _read(end: int) -> str:

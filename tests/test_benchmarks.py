@@ -22,7 +22,7 @@ Record = dict[str, Any]
 def quick(path: Path, *arguments: str) -> tuple[str, list[Record]]:
     """Run with --quick; return the printed table and the rows of the JSON file, after checks."""
     words = shlex.join(["-m", "benchmarks", *arguments, "--quick", "--json", str(path)])
-    done = run(words, ROOT, path=str(ROOT))
+    done = run(words, ROOT, path=str(ROOT), timeout=300)
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
     for row in rows:

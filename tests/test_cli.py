@@ -250,7 +250,10 @@ MISTAKES = {
     "number for a name": (["defense=5"], ["defense=5: must be a name"]),
     "empty name": (["defense="], ["defense=: must be a name"]),
     "list for a launcher": (["hydra/launcher=[1,2]"], ["must be one name; a sweep is -m"]),
-    "reference for a name": (["defense=${model}"], ["defense=${model}: must be a name"]),
+    "reference for a name": (
+        ["model=${oc.create:[1]}"],
+        ["model=${oc.create:[1]}: must be a name"],
+    ),
     "reference for a launcher": (["hydra/launcher=${oc.create:[1]}"], ["must be a name"]),
     "empty value": (["pmr="], ["pmr=: must be a number"]),
     "spaces around =": (["pmr", "=", "0.3"], ["write key=value without spaces"]),
@@ -311,6 +314,12 @@ def test_a_user_error_prints_one_line_and_writes_nothing(mistake: str, tmp_path:
     launcher = ["hydra/launcher=basic"] if "-m" in overrides else []
     assert_one_line(fedbench_in_this_process(*overrides, *launcher, cwd=tmp_path), parts)
     assert files(tmp_path) == []
+
+
+def test_a_name_may_come_from_the_environment(tmp_path: Path) -> None:
+    command, env = ("model=${oc.env:NETWORK}", "model.hidden=[4]", "rounds=1"), {"NETWORK": "mlp"}
+    ended = fedbench_in_this_process(*command, cwd=tmp_path, env=env)
+    assert (ended.code, ended.err) == (0, [])
 
 
 @pytest.mark.slow

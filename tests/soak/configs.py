@@ -80,7 +80,7 @@ LISTS = (
         """
     ),
     "[" * 40 + "]" * 40,
-    "[" + ",".join(["1"] * 500) + "]",  # Hydra parses them slowly
+    "[" + ",".join(["1"] * 2000) + "]",
 )
 REFERENCES = split(
     """
