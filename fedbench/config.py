@@ -84,6 +84,7 @@ class RunConfig:
     local_epochs: int = 2
     batch_size: int = 64
     lr: float = 0.05
+    lr_decay: float = 1.0
     momentum: float = 0.9
     weight_decay: float = 0.0
     clip_grad: Any = "auto"  # a number, None or auto, which `__post_init__` replaces
@@ -174,6 +175,11 @@ class RunConfig:
         """Whether MA and BA are measured after this round."""
         return (index + 1) % self.evaluate_every == 0 or index == self.rounds - 1
 
+    def lr_scale_in(self, index: int) -> float:
+        """Factor on `lr` in this round: one `lr_decay` more after every round, benign ones too."""
+        n_before = index + (0 if self.pretrained is not None else self.pretrain_rounds)
+        return float(self.lr_decay**n_before)
+
     def pdr_in(self, index: int) -> float:
         """Share of poisoned samples in this round: `pdr`, then one `pdr_step` more each round."""
         reached = self.pdr + self.pdr_step * max(index - self.attack_start, 0)
@@ -205,6 +211,7 @@ class RunConfig:
         for key, (least, most) in WHOLE.items():
             valid = least <= getattr(self, key) <= most
             self._require(key, valid, f"a whole number from {least} to {most}")
+        self._require("lr_decay", 0 < self.lr_decay <= 1, "above 0, and at most 1")
         self._require("momentum", 0 <= self.momentum < 1, "at least 0 and below 1")
         self._require("weight_decay", 0 <= self.weight_decay < math.inf, "0 or more and finite")
         for key in ("lr", "server_lr", "dirichlet_alpha"):
@@ -271,6 +278,8 @@ class RunConfig:
             settings["n_clients"] = self.fewest_clients
         if self.pretraining.split == self.split:
             del settings["pretrain_non_iid"]
+        if self.lr_decay == 1:  # as before there was this setting
+            del settings["lr_decay"]
         for key in keys:
             group, _, field_name = key.rpartition(".")
             (settings[group] if group else settings).pop(field_name, None)

@@ -38,7 +38,7 @@ class Plan:
     model: Model
     executor: Executor
     tracker: Tracker
-    pretrained: str | None = None  # hash of the checkpoint to start from
+    pretrained: Path | None = None  # the checkpoint to start from
     origin: Origin | None = None  # how the user came to these settings; None: not known
 
     @classmethod
@@ -63,7 +63,7 @@ class Plan:
             model=MODELS.build(config.model),
             executor=executor,
             tracker=TRACKERS.build(config.tracker),
-            pretrained=None if config.pretrained is None else _model_digest(config.pretrained),
+            pretrained=None if config.pretrained is None else _checkpoint_of(config.pretrained),
         )
         try:
             for n in config.client_counts:
@@ -179,7 +179,7 @@ class Plan:
             versions[f"backdoor {i}"] = backdoor.version
             versions[f"backdoor {i} code"] = plugin_digest(backdoor)
         if self.pretrained is not None:
-            versions["pretrained"] = self.pretrained
+            versions["pretrained"] = file_digest(self.pretrained)
         return versions
 
     @cached_property
@@ -204,11 +204,27 @@ def _built(backdoors: Sequence[Any]) -> tuple[Backdoor, ...]:
     return tuple(BACKDOORS.build(settings_of(backdoor)) for backdoor in backdoors)
 
 
-def _model_digest(path: str) -> str:
+def _checkpoint_of(path: str) -> Path:
+    """Return the checkpoint that `pretrained` names: a file, or a folder with one finished run."""
+    file = Path(path).expanduser()
     try:
-        return file_digest(Path(path).expanduser())
+        if file.is_dir():
+            file = _only_run(path, file).checkpoint_file
+        file_digest(file)
     except OSError as error:
         raise UserError(
             f"pretrained={path}: cannot be read ({error.strerror}); expected a checkpoint, "
-            "such as checkpoint.pt of a run or a file in <out>/.pretrained"
+            "such as checkpoint.pt of a run or a file in <out>/.pretrained, or a folder with one run"
         ) from error
+    return file
+
+
+def _only_run(path: str, folder: Path) -> RunDir:
+    runs = map(RunDir, [folder, *sorted(folder.iterdir())])
+    finished = [run for run in runs if run.checkpoint_file.exists() and run.finished() is not None]
+    if len(finished) != 1:
+        raise UserError(
+            f"pretrained={path}: must hold one finished run, holds {len(finished)}; "
+            "or name the checkpoint.pt of a run"
+        )
+    return finished[0]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # Lightning takes seconds to import; user errors must print b
 def pretrained(plan: Plan, federation: Federation, display: RunDisplay) -> Checkpoint:
     """The state before round 0, from `pretrained=PATH` or from shared benign rounds."""
     config = plan.config
-    if config.pretrained is not None:
-        return _load(config.pretrained, federation)
+    if config.pretrained is not None and plan.pretrained is not None:
+        return _load(config.pretrained, plan.pretrained, federation)
     if not config.pretrain_rounds:
         return federation.initial()
     with exclusive(plan):
@@ -89,9 +89,8 @@ def _path(plan: Plan) -> Path:
     return Path(plan.config.out, ".pretrained", f"{plan.pretrain_id}.pt")
 
 
-def _load(path: str, federation: Federation) -> Checkpoint:
-    """Start round 0 from the model of a checkpoint."""
-    file = Path(path).expanduser()
+def _load(path: str, file: Path, federation: Federation) -> Checkpoint:
+    """Start round 0 from the model of a checkpoint, which the user named by `path`."""
     try:
         loaded = load_checkpoint(file, federation.device, "name another")
     except UserError as error:

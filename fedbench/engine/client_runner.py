@@ -30,6 +30,8 @@ class ClientRunner:
         self, round_: Round, participants: Sequence[Participant], out: Sequence[FlatModel]
     ) -> None:
         """Run clients that the backend trains together; `out` receives updates and buffers."""
+        context = self.rank_context
+        context.replica.scale_lr(context.config.lr_scale_in(round_.index))
         views = self._attack_views(round_, participants)
         self._train(round_, participants, views, out)
         for row in out:

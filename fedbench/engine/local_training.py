@@ -128,6 +128,7 @@ class Classifier(LightningModule):
             )
         for group in self._sgd.param_groups:
             group["lr"] = self.lr
+            group.pop("initial_lr", None)  # of an earlier round, see `override_lr`
         for state in self._sgd.state.values():
             if state.get("momentum_buffer") is not None:
                 state["momentum_buffer"].zero_()

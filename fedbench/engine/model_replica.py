@@ -46,6 +46,7 @@ class ModelReplica:
         self.fabric = fabric
         self.clip_grad = config.clip_grad
         self._config = config
+        self._lr = config.lr  # of plain networks; LightningModules set their own
         self._rebuild = rebuild  # builds the same network again; None: it is copied
         self.module = self._prepared(network)
         self.layout = ParameterLayout(self.module)
@@ -58,6 +59,12 @@ class ModelReplica:
         """Undo `eval`: parts that were built in eval mode stay in it, as in Lightning."""
         for part, mode in self._modes:
             part.training = mode
+
+    def scale_lr(self, factor: float) -> None:
+        """Train plain networks with `lr` times this factor from now on."""
+        self._lr = self._config.lr * factor
+        if isinstance(self.module, Classifier):
+            self.module.lr = self._lr
 
     def client(self) -> ClientModule:
         """What the next client trains: this replica, if it cannot remember earlier clients."""
@@ -89,7 +96,7 @@ class ModelReplica:
             prepare(module, name)
         else:
             check_no_other_lightning(network, name)
-            module = Classifier(network.train(), config.lr, config.momentum, config.weight_decay)
+            module = Classifier(network.train(), self._lr, config.momentum, config.weight_decay)
         check_parameters(module, name, what)
         self.fabric.to_device(module)
         return module
