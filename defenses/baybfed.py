@@ -28,7 +28,7 @@ to the text as the options allow. Choices of the default (docs/baybfed.md measur
 2. JD is the square root of the Jensen-Shannon divergence (`score`), as in scipy's `jensenshannon`.
 3. All clients of a round are scored against the clusters from its start, then join in order of id
    (`scoring`). Client order thus has no effect, as the paper claims. In Algorithm 1 it has one:
-   the loop changes the clusters.
+   the loop changes the clusters. `order=random` shuffles the clients, to measure this.
 4. A round without clusters first assigns each client to a new one and then scores all clients
    against these (`cold_start`); Algorithm 1, too, assigns its first client before it compares.
    Against the prior alone, attackers can look better than honest clients.
@@ -74,6 +74,7 @@ CHOICES = {
     "weights": ("update", "model"),
     "cosine": ("distance", "angular", "similarity"),
     "scoring": ("round", "sequential"),
+    "order": ("id", "random"),
     "cold_start": ("seat", "score"),
     "tau": ("client", "cluster"),
     "assign": ("max", "min"),
@@ -99,6 +100,7 @@ class BayBFed(Defense):
     weights: str = "update"  # W: update or model
     cosine: str = "distance"  # D: distance 1 - cos, angular arccos(cos) / pi, or similarity cos
     scoring: str = "round"  # clusters change after the round, or sequential: after each client
+    order: str = "id"  # of the clients in a round: by id, or random
     cold_start: str = "seat"  # no clusters yet: seat clients in new ones, then score; or only score
     tau: str = "client"  # precision in Eq. 6 and 7: of the client's error, or of the cluster
     assign: str = "max"  # a client joins the cluster of max or min divergence
@@ -243,7 +245,7 @@ class BayBFed(Defense):
         most = math.sqrt(math.log(2)) if self.score == "distance" else math.log(2)
         scores = torch.full((len(clients),), most, dtype=torch.float64)
         joined = torch.full((len(clients),), -1)
-        in_order = [clients[row] for row in view.client_ids.argsort().tolist() if judged[row]]
+        in_order = [clients[row] for row in self._order(view) if judged[row]]
         for client, score, number in self._crp_jensen(in_order, context):
             scores[client.row], joined[client.row] = score, number
         kept = torch.zeros_like(judged)
@@ -255,6 +257,14 @@ class BayBFed(Defense):
             "opened": next(context.new_numbers),
             "posterior": state["posterior"] | posteriors,
         }
+
+    def _order(self, view: ServerView) -> list[int]:
+        """Rows of the round's clients in the order in which they join clusters."""
+        rows = view.client_ids.argsort()
+        if self.order == "random":
+            rows = rows[torch.randperm(len(rows), generator=view.rng)]
+        found: list[int] = rows.tolist()
+        return found
 
     def _crp_jensen(
         self, clients: Sequence[Client], context: RoundContext

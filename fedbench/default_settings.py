@@ -18,8 +18,8 @@ from fedbench.config import RunConfig, register_schema
 from fedbench.results.origin import Origin
 from fedbench.results.settings import Value, flat, is_named
 
-CHOSEN = ("defense", "attack", "dataset", "scenario", "executor")
-FOLLOWING = ("model", "tuned", "tuned_attack")  # chosen by those, unless the user does
+CHOSEN = ("defense", "attack", "dataset", "scenario", "size", "executor")
+FOLLOWING = ("model", "sized", "tuned", "tuned_attack")  # chosen by those, unless the user does
 
 GROUPS = (*CHOSEN, *FOLLOWING)
 

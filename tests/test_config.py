@@ -19,6 +19,7 @@ import fedbench
 from fedbench.config import RunConfig, register_schema
 from fedbench.defense import DEFENSES
 from fedbench.errors import UserError
+from fedbench.multirun import sweeper
 from fedbench.plan import Plan
 
 ROOT = Path(fedbench.__file__).parent.parent
@@ -28,6 +29,13 @@ TUNED_GROUPS = {"tuned": "defense", "tuned_attack": "attack"}
 CHOICES = [(group, choice) for group, choice in FILES if group in GROUPS]
 SCENARIOS = [choice for group, choice in FILES if group == "scenario"]
 TUNED = [(group, choice) for group, choice in FILES if group in TUNED_GROUPS]
+SIZES = [choice for group, choice in FILES if group == "size"]
+SIZED = [choice for group, choice in FILES if group == "sized"]
+SWEEPS = sorted((ROOT / "sweeps").glob("*.yaml"))
+SWEEPS += sorted(
+    path for part in ("paper", "beyond") for path in (ROOT / "sweeps" / part).glob("*")
+)
+SWEEPS = [path for path in SWEEPS if path.suffix == ".yaml" and path.stem != "cifar10_model"]
 VARIANTS = {"baybfed_literal": "baybfed"}  # file -> plugin with other settings
 
 
@@ -89,21 +97,68 @@ def test_tuned_settings_apply_to_their_data_set_and_the_command_line_wins(
 
 
 def test_every_group_has_a_folder() -> None:
-    assert {group for group, _ in FILES} == {*GROUPS, *TUNED_GROUPS, "scenario"}
+    others = {"scenario", "size", "sized"}
+    assert {group for group, _ in FILES} == {*GROUPS, *TUNED_GROUPS, *others}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_sweep_composes(path: Path) -> None:
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_sweep_composes(path: Path, size: str) -> None:
+    if path.parent.name == "sweeps" and size != SIZES[0]:
+        pytest.skip("has no sizes")
+    sized = [] if path.parent.name == "sweeps" else [f"size={size}"]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(path.parent), version_base="1.3"):
-        found = ["hydra.searchpath=[pkg://fedbench.conf]"]
+        found = ["hydra.searchpath=[pkg://fedbench.conf]", *sized]
         sweep = compose(path.stem, overrides=found, return_hydra_config=True)
         assert sweep.hydra.mode.name == "MULTIRUN"
         assert sweep.name == path.stem
-        for key, values in sweep.hydra.sweeper.params.items():
-            for value in str(values).split(","):
-                compose(path.stem, overrides=[*found, f"{key}={value}"])
+        loader = GlobalHydra.instance().config_loader()
+        overrides = sweeper.parsed(sweep.hydra.sweeper.params, sized, loader)
+        runs = sweeper.runs_of(overrides, loader, sweep)
+        assert len(runs) > 1
+        for run in one_of_each(runs):
+            composed = compose(path.stem, overrides=[found[0], *run])
+            RunConfig.from_hydra(composed)
+
+
+def one_of_each(runs: list[list[str]]) -> Iterator[list[str]]:
+    """The runs of a sweep that have an override which no earlier one had, seeds aside."""
+    seen: set[str] = set()
+    for run in runs:
+        new = {override for override in run if not override.startswith("seed=")} - seen
+        if new:
+            seen |= new
+            yield run
+
+
+def test_a_size_applies_to_its_data_sets_and_the_command_line_wins() -> None:
+    for sized in SIZED:
+        size, _, dataset = sized.partition("_")
+        assert size in SIZES
+        values = yaml.safe_load((ROOT / "conf" / "sized" / f"{sized}.yaml").read_text())
+        plain, there = config(f"dataset={dataset}"), config(f"dataset={dataset}", f"size={size}")
+        executor = {**plain.executor, **values.pop("executor", {})}
+        assert there == replace(plain, **values, executor=executor)
+        assert config(f"dataset={dataset}", f"size={size}", "rounds=7").rounds == 7
+    assert config("size=laptop", "dataset=fmnist_sample") == config("dataset=fmnist_sample")
+
+
+def test_lr_falls_by_a_factor_after_every_round_benign_ones_before_round_0_included() -> None:
+    after = RunConfig(lr_decay=0.5, pretrain_rounds=3)
+    # Round -3 is the first one that trains.
+    assert [after.lr_scale_in(index) for index in (-3, -2, 0, 2)] == [1, 0.5, 0.125, 0.03125]
+    started = RunConfig(lr_decay=0.5, pretrain_rounds=3, pretrained="model.pt")
+    assert started.lr_scale_in(0) == 1
+    assert RunConfig().lr_scale_in(1000) == 1
+
+
+def test_a_constant_learning_rate_leaves_the_run_id_as_it_was() -> None:
+    assert "lr_decay" not in RunConfig()._settings_without(())
+    defense = {"name": "krum"}
+    falling, constant = (RunConfig(defense=defense, lr_decay=decay) for decay in (0.9, 1.0))
+    assert falling.run_id({}) != constant.run_id({})
 
 
 def test_schema_and_config_yaml_have_the_same_defaults() -> None:
@@ -148,7 +203,8 @@ def test_the_default_scenario_changes_nothing_and_converged_follows_the_paper() 
         *[(key, v) for v in (-0.5, 2.0) for key in ("non_iid", "pretrain_non_iid")],
         *[(k, 0) for k in ("n_clients", "rounds", "local_epochs", "batch_size")],
         *[(k, -1) for k in ("pretrain_rounds", "attack_start", "seed", "momentum")],
-        *[(k, 0.0) for k in ("lr", "server_lr", "dirichlet_alpha")],
+        *[(k, 0.0) for k in ("lr", "lr_decay", "server_lr", "dirichlet_alpha")],
+        ("lr_decay", 1.01),
         *[("lr", float("inf")), ("weight_decay", float("nan")), ("weight_decay", -1.0)],
         *[("pool", 29), ("partition", "by_size")],
         *[("name", v) for v in ("", ".", "..", "a/b", ".hidden")],

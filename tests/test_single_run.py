@@ -129,6 +129,25 @@ def test_given_model_replaces_pretraining(tmp_path: Path) -> None:
     assert not torch.equal(end["params"], start["params"])
 
 
+def test_a_folder_with_one_finished_run_names_its_model(tmp_path: Path) -> None:
+    first = config(tmp_path, name="model")
+    run(first)
+    checkpoint = Plan.of(first).folder.checkpoint_file
+    folders = [checkpoint, checkpoint.parent, checkpoint.parent.parent]
+    plans = [Plan.of(config(tmp_path, name="next", pretrained=str(path))) for path in folders]
+    assert [plan.pretrained for plan in plans] == [checkpoint] * 3
+    assert len({plan.folder.path for plan in plans}) == 1
+    assert run(plans[2].config)["status"] == "finished"
+
+    message = r"model: must hold one finished run, holds 2; or name the checkpoint\.pt of a run"
+    run(config(tmp_path, name="model", seed=1))
+    with pytest.raises(UserError, match=message):
+        Plan.of(config(tmp_path, pretrained=str(tmp_path / "model")))
+    with pytest.raises(UserError, match="empty: must hold one finished run, holds 0"):
+        (tmp_path / "empty").mkdir()
+        Plan.of(config(tmp_path, pretrained=str(tmp_path / "empty")))
+
+
 def test_run_id_depends_on_the_content_of_a_given_model(tmp_path: Path) -> None:
     run(config(tmp_path))
     run(config(tmp_path, seed=1))

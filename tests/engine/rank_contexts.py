@@ -37,15 +37,19 @@ class DataDependent(nn.Module):
         return x if x.sum() > 0 else -x
 
 
-def first_round(rank_context: RankContext) -> Round:
+def round_of(rank_context: RankContext, index: int) -> Round:
     layout = rank_context.replica.layout
-    participants = rank_context.selection.select(0)
-    return Round(0, participants, layout.read_params(), layout.read_buffers())
+    participants = rank_context.selection.select(index)
+    return Round(index, participants, layout.read_params(), layout.read_buffers())
 
 
-def updates_of(executor: Executor, rank_context: RankContext) -> Tensor:
-    """Return the updates [N, P] of round 0; restore the model."""
-    round_ = first_round(rank_context)
+def first_round(rank_context: RankContext) -> Round:
+    return round_of(rank_context, 0)
+
+
+def updates_of(executor: Executor, rank_context: RankContext, index: int = 0) -> Tensor:
+    """Return the updates [N, P] of a round, by default the first; restore the model."""
+    round_ = round_of(rank_context, index)
     updates, _ = RankGroup(executor, rank_context).train(round_)
     rank_context.replica.layout.write(round_.params, round_.buffers)
     return updates

@@ -14,7 +14,14 @@ from rank_contexts import ATTACK_SETTINGS, SETTINGS, DataDependent, MakeRankCont
 from torch import Tensor, nn
 
 from fedbench.engine.client_selection import Round
-from fedbench.engine.executors import EXECUTORS, Auto, Executor, Sequential, Vectorized
+from fedbench.engine.executors import (
+    EXECUTORS,
+    Auto,
+    Executor,
+    LightningTrainer,
+    Sequential,
+    Vectorized,
+)
 from fedbench.engine.rank_context import RankContext
 from fedbench.engine.ranks import RankGroup
 from fedbench.errors import UserError
@@ -64,6 +71,32 @@ def test_stack_size_does_not_change_results(make_rank_context: MakeRankContext) 
     rank_context = make_rank_context(attack="constrain_and_scale")
     alone, all_at_once = (updates_of(Vectorized(stack=k), rank_context) for k in (1, 30))
     torch.testing.assert_close(alone, all_at_once, rtol=1e-4, atol=1e-6)
+
+
+PLAIN = [Sequential(), Sequential(capture=False), Vectorized(), LightningTrainer()]
+
+
+@pytest.mark.parametrize("executor", PLAIN, ids=repr)
+@pytest.mark.parametrize("attack", ["constrain_and_scale", "none"])
+def test_lr_decay_lowers_the_learning_rate_of_all_clients(
+    make_rank_context: MakeRankContext, attack: str, executor: Executor
+) -> None:
+    """After one benign round, half the learning rate is left. These attackers have no own one."""
+    settings = {"attack": attack, "pretrain_rounds": 1}
+    halved = updates_of(executor, make_rank_context(lr=0.1, lr_decay=0.5, **settings))
+    assert torch.equal(halved, updates_of(executor, make_rank_context(lr=0.05, **settings)))
+    assert not torch.equal(halved, updates_of(executor, make_rank_context(lr=0.1, **settings)))
+
+
+@pytest.mark.parametrize("executor", PLAIN, ids=repr)
+def test_lr_decay_does_not_depend_on_the_rounds_that_a_process_has_trained(
+    make_rank_context: MakeRankContext, executor: Executor
+) -> None:
+    """The attack changes its learning rate within a round, too."""
+    settings = {"attack": "edge_case", "lr_decay": 0.5, "pretrain_rounds": 0}
+    resumed, going_on = make_rank_context(**settings), make_rank_context(**settings)
+    updates_of(executor, going_on, 0)
+    assert torch.equal(updates_of(executor, resumed, 1), updates_of(executor, going_on, 1))
 
 
 def test_stacks_hold_clients_of_similar_cost(make_rank_context: MakeRankContext) -> None:

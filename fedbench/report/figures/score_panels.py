@@ -62,7 +62,6 @@ def score_drawings(data: ReportData) -> list[Drawing]:
     return drawings
 
 
-@plot_style(PAPER_STYLE)
 def score_panels(data: ReportData, rows: Sequence[TableRow]) -> Figure | None:
     """Draw one panel per row; None if the defense has no scores."""
     found = []
@@ -73,12 +72,15 @@ def score_panels(data: ReportData, rows: Sequence[TableRow]) -> Figure | None:
             name = row_title(data, row)
             found.append((name, verdicts))
     found = found[:MAX_PANELS]
-    if not found:
-        return None
+    return draw_panels(found, balanced(len(found), 4)) if found else None
+
+
+@plot_style(PAPER_STYLE)
+def draw_panels(found: Sequence[tuple[str, Verdicts]], n_across: int) -> Figure:
+    """Draw the scores of rounds, one panel each, under their titles."""
     width = SINGLE if len(found) == 1 else DOUBLE
-    n_across = balanced(len(found), 4)
     legend = Legend(_handles([verdicts for _, verdicts in found]), width)
-    title = LINE if data.swept else 0
+    title = LINE if any(name for name, _ in found) else 0
     margins = Margins(
         left=0.55,
         bottom=0.2,

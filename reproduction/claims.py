@@ -1,0 +1,121 @@
+"""Claims: the numbers that the paper states, each next to ours, with a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pandas as pd
+
+from fedbench.config import rounded_count
+from fedbench.report.reported import REPORTED_METRICS, ReportedValue
+from fedbench.report.statistics import Estimate, estimate
+
+CLOSE, NEAR = 0.02, 0.10  # differences from the paper's number up to which it is reproduced, partly
+ROUNDING = 1e-9
+# Data sets that stand in for others, the best first. Those of the paper are not public, or take
+# days on 2 cores.
+STAND_INS = {"reddit": ["reddit_sample"], "iot": ["iot_sample"], "cifar10": ["fmnist"]}
+Run = Mapping[Any, Any]  # a row of the kept results
+BACKDOORS = "attack.backdoors"  # of the run; the paper's triggers are not known
+
+
+class Verdict(StrEnum):
+    REPRODUCED = "reproduced"
+    PARTLY = "partly"
+    NOT = "not reproduced"
+    UNTESTED = "not testable here"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A number of the paper, and ours."""
+
+    reported: ReportedValue
+    metric: str
+    paper: float
+    ours: Estimate | None  # None: no such run
+    dataset: str  # of our runs; the paper's, or one that stands in
+    clean: float = 0.0  # BA of a model that nobody attacked, for BA
+
+    @property
+    def expected(self) -> float:
+        """The paper's number. No BA falls below that of a clean model, which errs at times."""
+        return max(self.paper, self.clean)
+
+    @property
+    def stands_in(self) -> bool:
+        return self.dataset != self.reported.dataset
+
+    @property
+    def agreement(self) -> Verdict:
+        """How close ours is, on whatever data."""
+        if self.ours is None:
+            return Verdict.UNTESTED
+        distance = abs(self.ours.mean - self.expected)
+        if distance <= CLOSE + ROUNDING:
+            return Verdict.REPRODUCED
+        low, high = self.ours.low, self.ours.high
+        inside = low is not None and high is not None and low <= self.expected <= high
+        return Verdict.PARTLY if inside or distance <= NEAR + ROUNDING else Verdict.NOT
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the page counts: on other data, the paper's number was not tested."""
+        return Verdict.UNTESTED if self.stands_in else self.agreement
+
+
+def claims_of(
+    reported: Sequence[ReportedValue], runs: pd.DataFrame, clean: Mapping[str, float]
+) -> list[Claim]:
+    """Compare with runs; `clean` is the BA of a model that nobody attacked, by data set."""
+    found = []
+    for value in reported:
+        dataset, same = _measured(value, runs)
+        for metric in REPORTED_METRICS:
+            if metric in value.metrics:
+                floor = clean.get(dataset, 0.0) if metric == "BA" else 0.0
+                ours = over_seeds(same, metric)
+                found.append(Claim(value, metric, value.metrics[metric], ours, dataset, floor))
+    return found
+
+
+def over_seeds(runs: pd.DataFrame, metric: str) -> Estimate | None:
+    """Mean and interval of a rate over the seeds of runs that share their other settings."""
+    if runs["seed"].duplicated().any():
+        raise ValueError(f"several runs of a seed: {', '.join(runs['run'])}")
+    values = {seed: float(value) for seed, value in zip(runs["seed"], runs[metric], strict=True)}
+    bounds = (-1.0, 1.0) if metric in ("MA_lost", "cosine") else (0.0, 1.0)
+    return estimate(values, bounds)
+
+
+def _measured(value: ReportedValue, runs: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """Return the runs of a reported value, and their data set."""
+    for dataset in [value.dataset, *STAND_INS.get(value.dataset, ())]:
+        same = runs[
+            (runs["dataset"] == dataset)
+            & (runs["attack"] == value.attack)
+            & (runs["defense"] == value.defense)
+        ]
+        same = same[[_has(run, value.settings) for run in same.to_dict("records")]]
+        if len(same):
+            return dataset, same
+    return value.dataset, runs[:0]
+
+
+def _has(run: Run, settings: Mapping[str, Any]) -> bool:
+    return all(_same(key, run, settings[key]) for key in settings if key != BACKDOORS)
+
+
+def _same(key: str, run: Run, stated: Any) -> bool:
+    """Whether a run has a stated setting; shares are the same if the number of clients is."""
+    ours, n = run.get(key, ""), run.get("n_clients", "")
+    try:
+        if key == "pmr":
+            return len({rounded_count(float(rate), int(n)) for rate in (ours, stated)}) == 1
+        return math.isclose(float(ours), float(stated))
+    except (TypeError, ValueError):  # text, or a range of clients
+        return str(ours) == str(stated)
