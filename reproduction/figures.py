@@ -23,23 +23,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VARIED = {"maxjd_non_iid": "non_iid", "maxjd_pmr": "pmr"}
-FOLDER = "images"  # in docs
-PREFIX = "reproduction_"
 N_ACROSS = 3  # panels of scores: one row per data set
 Numbers = Mapping[tuple[str, str, str], float]  # data set, defense, metric -> the paper's number
 
 
+def figure_name(sweep: str) -> str:
+    """Return the file of a sweep's figure, from docs."""
+    return f"images/reproduction_{sweep}.svg"
+
+
 def write_figures(kept: Path, docs: Path) -> None:
     """Draw what the kept results have."""
+    drawn = {}
     for sweep, key in VARIED.items():
         scores = read(kept, f"{sweep}_scores")
         if len(scores):
-            save_figure(score_figure(scores, key), docs / FOLDER, PREFIX + sweep, ["svg"])
+            drawn[sweep] = score_figure(scores, key)
     table3 = read(kept, "table3")
     if len(table3):
-        save_figure(
-            table3_figure(table3, paper_numbers()), docs / FOLDER, f"{PREFIX}table3", ["svg"]
-        )
+        drawn["table3"] = table3_figure(table3, paper_numbers())
+    for sweep, figure in drawn.items():
+        path = docs / figure_name(sweep)
+        save_figure(figure, path.parent, path.stem, ["svg"])
 
 
 def score_figure(scores: pd.DataFrame, key: str) -> Figure:

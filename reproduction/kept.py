@@ -48,7 +48,7 @@ def keep(data: ReportData, folder: Path) -> list[str]:
         if run.status == "finished":
             by_sweep.setdefault(run.folder.parent.name, []).append(run)
     for sweep, runs in by_sweep.items():
-        keys = list(dict.fromkeys([*SETTINGS, *changed_in(runs, ())]))
+        keys = _keys(runs)
         _merge(folder / f"{sweep}.csv", [_run_row(run, keys) for run in runs])
         if sweep in ROUNDS_OF:
             rows = [row for run in runs for row in _round_rows(run, keys)]
@@ -67,10 +67,18 @@ def read(folder: Path, name: str) -> pd.DataFrame:
     if not path.exists():
         return pd.DataFrame(columns=[*SETTINGS, *LAST])
     measured = dict.fromkeys([*METRICS, "score", "threshold"], "")
+    text = dict.fromkeys([CENSORED, *PROVENANCE], str)  # a commit may look like a number
     try:
-        return pd.read_csv(path, keep_default_na=False, na_values=measured)
+        return pd.read_csv(path, keep_default_na=False, na_values=measured, dtype=text)
     except ValueError as error:
         raise UserError(f"{path}: not a CSV file ({error})") from error
+
+
+def _keys(runs: Sequence[RunResult]) -> list[str]:
+    """Return the settings to keep: SETTINGS, then what was changed or swept."""
+    swept = [key for run in runs if run.origin is not None for key in run.origin.given]
+    found = dict.fromkeys([*SETTINGS, *changed_in(runs, ()), *swept])
+    return [key for key in found if key != "seed"]
 
 
 def _settings(run: RunResult, keys: Sequence[str]) -> dict[str, Any]:

@@ -8,30 +8,48 @@ from string import ascii_lowercase
 
 import pandas as pd
 
-from fedbench.report.reported import SHIPPED, ReportedValue, read_reported
+from fedbench.report.reported import SHIPPED, read_reported
 from reproduction import tables
 from reproduction.claims import Claim, claims_of, over_seeds
 from reproduction.experiments import Experiment, read_experiments
+from reproduction.figures import figure_name
 from reproduction.kept import read
 
-INTRO = Path(__file__).with_name("introduction.md")
-FIGURES = "images/reproduction"  # from docs, see figures.py
+INTRODUCTION = Path(__file__).with_name("introduction.md")
 MADE = "<!-- Made by `python -m reproduction` from docs/reproduction/*.csv. Do not edit. -->"
+BENIGN = "table3_benign"  # the sweep without an attack and without a defense
 
 
 def page(folder: Path) -> str:
     """Return the page made from the results that are kept in a folder."""
-    reported = read_reported([SHIPPED])
     clean = clean_accuracies(folder)
-    parts, by_experiment = [], {}
-    for experiment in read_experiments():
-        runs = runs_of(experiment, folder)
-        claims = _claims(experiment, reported, runs, folder, clean)
-        by_experiment[experiment.title] = claims
-        parts.append(_section(experiment, runs, claims, folder, clean))
-    summary = tables.summary_table(by_experiment)
-    intro = INTRO.read_text(encoding="utf-8").replace("{summary}", summary)
-    return "\n\n".join([MADE, intro.strip(), *parts]) + "\n"
+    experiments = read_experiments()
+    claims = {each.title: claims_in(each, folder, clean) for each in experiments}
+    introduction = INTRODUCTION.read_text(encoding="utf-8").strip()
+    sections = [_section(each, claims[each.title], folder, clean) for each in experiments]
+    summary = tables.summary_table(claims)
+    return "\n\n".join([MADE, introduction.replace("{summary}", summary), *sections]) + "\n"
+
+
+def clean_accuracies(folder: Path) -> dict[str, float]:
+    """Return BA without an attack and without a defense, by data set."""
+    by_dataset = tables.grouped(read(folder, BENIGN), ["dataset"])
+    found = {str(dataset): over_seeds(runs, "BA") for (dataset,), runs in by_dataset}
+    return {dataset: ba.mean for dataset, ba in found.items() if ba is not None}
+
+
+def claims_in(experiment: Experiment, folder: Path, clean: Mapping[str, float]) -> list[Claim]:
+    """Compare the paper's numbers with runs, or with single rounds where it speaks of these."""
+    reported = [value for value in read_reported([SHIPPED]) if value.where in experiment.where]
+    of_rounds = [value for value in reported if {*value.settings} == {"pdr"}]
+    of_runs = [value for value in reported if value not in of_rounds]
+    claims = claims_of(of_runs, runs_of(experiment, folder), clean)
+    if of_rounds:
+        rounds = pd.concat(read(folder, f"{sweep}_rounds") for sweep in experiment.sweeps)
+        # Schedules meet: the first round with this pdr is the one that started with it.
+        first = rounds.sort_values("round").drop_duplicates(["dataset", "defense", "pdr", "seed"])
+        claims += claims_of(of_rounds, first, clean)
+    return claims
 
 
 def runs_of(experiment: Experiment, folder: Path) -> pd.DataFrame:
@@ -40,42 +58,10 @@ def runs_of(experiment: Experiment, folder: Path) -> pd.DataFrame:
     return runs.drop_duplicates("run")
 
 
-def clean_accuracies(folder: Path) -> dict[str, float]:
-    """Return BA without an attack and without a defense, by data set."""
-    found = {}
-    for (dataset,), runs in tables.grouped(read(folder, "table3_benign"), ["dataset"]):
-        ba = over_seeds(runs, "BA")
-        if ba is not None:
-            found[str(dataset)] = ba.mean
-    return found
-
-
-def _claims(
-    experiment: Experiment,
-    reported: Sequence[ReportedValue],
-    runs: pd.DataFrame,
-    folder: Path,
-    clean: Mapping[str, float],
-) -> list[Claim]:
-    """Compare with the runs, or with single rounds where a paper speaks of these."""
-    stated = [value for value in reported if value.where in experiment.where]
-    by_round = [value for value in stated if set(value.settings) == {"pdr"}]
-    whole = [value for value in stated if value not in by_round]
-    claims = claims_of(whole, runs, clean)
-    if by_round:
-        rounds = pd.concat([read(folder, f"{sweep}_rounds") for sweep in experiment.sweeps])
-        first = rounds.sort_values("round").drop_duplicates(["dataset", "defense", "pdr", "seed"])
-        claims += claims_of(by_round, first, clean)
-    return claims
-
-
 def _section(
-    experiment: Experiment,
-    runs: pd.DataFrame,
-    claims: Sequence[Claim],
-    folder: Path,
-    clean: Mapping[str, float],
+    experiment: Experiment, claims: Sequence[Claim], folder: Path, clean: Mapping[str, float]
 ) -> str:
+    runs = runs_of(experiment, folder)
     parts = [f"## {experiment.title}", experiment.text.strip(), _commands(experiment)]
     if claims:
         reasons = [experiment.why(claim) for claim in claims]
@@ -84,18 +70,8 @@ def _section(
         parts.append("\n".join(f"- **{letter}**: {why}" for why, letter in letters.items()))
     if runs.empty:
         parts.append("Not run yet.")
-        return "\n\n".join(filter(None, parts))
-    if experiment.shows_stopped:
-        benign = read(folder, "table3_benign")
-        parts.append(tables.stopped_table(runs[runs["attack"] != "none"], benign, clean))
-    if experiment.figure:
-        name = f"{FIGURES}_{experiment.sweeps[0]}.svg"
-        parts.append(f"![{experiment.figure}]({name})\n\n*{experiment.figure}*")
-    if experiment.breaking:
-        parts.append(tables.breaking_table(runs, experiment.breaking))
-    if experiment.results:
-        shown = runs.drop_duplicates([*experiment.results, "seed"])
-        parts.append(tables.results_table(shown, experiment.results, experiment.metrics))
+    else:
+        parts += _results(experiment, runs, folder, clean)
     return "\n\n".join(filter(None, parts))
 
 
@@ -105,3 +81,22 @@ def _commands(experiment: Experiment) -> str:
         for sweep in experiment.sweeps
     ]
     return "\n".join(["```sh", *lines, "```"])
+
+
+def _results(
+    experiment: Experiment, runs: pd.DataFrame, folder: Path, clean: Mapping[str, float]
+) -> list[str]:
+    """Return our own results: figure and tables."""
+    parts = []
+    if experiment.figure:
+        parts += [f"![{experiment.figure}]({figure_name(experiment.sweeps[0])})"]
+        parts += [f"*{experiment.figure}*"]
+    if experiment.shows_stopped:
+        attacked = runs[runs["attack"] != "none"]
+        parts.append(tables.stopped_table(attacked, read(folder, BENIGN), clean))
+    if experiment.breaking:
+        parts.append(tables.breaking_table(runs, experiment.breaking))
+    if experiment.results:
+        shown = runs.drop_duplicates([*experiment.results, "seed"])
+        parts.append(tables.results_table(shown, experiment.results, experiment.metrics))
+    return parts
