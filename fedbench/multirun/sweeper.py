@@ -35,7 +35,13 @@ Choices = Callable[[Sequence[str]], Mapping[str, str]]
 class VariantSweeper(Sweeper):
     """Runs what `expand` returns. Otherwise as Hydra's basic sweeper."""
 
-    def __init__(self, max_batch_size: int | None, params: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        max_batch_size: int | None,
+        params: Mapping[str, str] | None = None,
+        values: Mapping[str, str] | None = None,
+    ) -> None:
+        """`values` are lists for `params`, which refers to them by interpolation."""
         self.max_batch_size = max_batch_size
         self.params = params or {}
 
