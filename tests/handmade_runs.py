@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from fedbench.report.benign_pairs import PAIRED
 from fedbench.report.comparison import compare
 from fedbench.report.missing_runs import missing_runs
 from fedbench.report.report_data import ReportData
 from fedbench.results.origin import Origin
 from fedbench.results.run_dir import RunDir
-from fedbench.results.run_reader import METRICS, STEALTH, RunResult
+from fedbench.results.run_reader import DURABILITY, METRICS, STEALTH, RunResult
 from fedbench.results.sealed import last_check, seal_json, seal_line, seal_text
 from fedbench.results.settings import flat
 
@@ -22,18 +23,23 @@ SETTINGS = {"dataset": "mnist", "model": "cnn", "attack": "dba", "pmr": 0.2, "ro
 
 
 def a_run(defense: str, seed: Any = 0, status: str = "finished", **given: Any) -> RunResult:
-    """Return a run; `given` are metrics (BA=0.1), settings (pmr=0.3), folder and reason."""
+    """Return a run; `given` are metrics (BA=0.1), settings (pmr=0.3), folder and reason.
+
+    `censored` names metrics that are lower bounds.
+    """
     folder = Path(
         given.pop("folder", f"runs/demo/{crc32(repr((defense, seed, given)).encode()):08x}")
     )
     reason = given.pop("reason", "")
     by_backdoor = given.pop("by_backdoor", {})
     metrics: dict[str, Any] = dict.fromkeys(METRICS) | {"MA": 0.8, "BA": 0.1, "seconds": 2.0}
-    metrics |= {key: given.pop(key) for key in (*METRICS, *STEALTH) if key in given}
+    known = (*METRICS, *STEALTH, *DURABILITY, *PAIRED)
+    metrics |= {key: given.pop(key) for key in known if key in given}
+    censored = frozenset(given.pop("censored", ()))
     metrics |= {f"BA/{name}": value for name, value in by_backdoor.items()}
     config = flat({"defense": defense, "seed": seed, "n_clients": 30, **SETTINGS, **given})
     results = metrics if status == "finished" else {}
-    return RunResult(folder, status, config, results, reason, Origin())
+    return RunResult(folder, status, config, results, reason, Origin(), censored=censored)
 
 
 def data_of(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> ReportData:

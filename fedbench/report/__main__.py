@@ -11,12 +11,13 @@ from pathlib import Path
 
 from fedbench.collector import paused_collector
 from fedbench.errors import UserError, nearest
+from fedbench.report.benign_pairs import PAIRED
 from fedbench.report.pivot_table import PAPER_METRICS
 from fedbench.report.report_data import ReportData, read_report_data
 from fedbench.report.report_files import FORMATS, By, ReportOptions, write_report
 from fedbench.report.report_watch import WATCH_INTERVAL, watch
 from fedbench.report.table import print_comparison, print_runs
-from fedbench.results.run_reader import METRICS, STEALTH, RunResult, read_runs
+from fedbench.results.run_reader import DURABILITY, METRICS, STEALTH, RunResult, read_runs
 
 REPORT_FOLDER = "report"
 NO_FILES = "none"
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("folders", nargs="+", metavar="folder", help="runs/NAME, or a single run")
-    columns = "metrics to show, like BA,MA,norm_ratio,cosine or BA,BA/0,BA/1"
+    columns = "metrics to show, like BA,MA,MA_lost,lifespan_50 or BA,BA/0,BA/1"
     add("--columns", help=f"{columns} (default: {','.join(METRICS)})")
     add(
         "--by",
@@ -72,7 +73,9 @@ def _report(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     """Print the table, write the files, and say where they are."""
     formats = _formats(options.format)
     if not formats:
-        runs = read_runs(options.folders)
+        paired = {*_names(options.columns or "")} & {*PAIRED}
+        # Pairs need the rounds, which take a while to read.
+        runs = read_report_data(options.folders).runs if paired else read_runs(options.folders)
         print_runs(runs, options.markdown, _columns(options.columns, runs))
         return
     data = read_report_data(options.folders)
@@ -96,17 +99,22 @@ def _columns(text: str | None, runs: Sequence[RunResult]) -> Sequence[str]:
     """Parse and check `--columns`."""
     if text is None:
         return METRICS
-    known = dict.fromkeys([*METRICS, *STEALTH, *(name for run in runs for name in run.metrics)])
-    columns = [name.strip() for name in text.split(",")]
+    names = (*METRICS, *STEALTH, *DURABILITY, *PAIRED)
+    known = dict.fromkeys([*names, *(name for run in runs for name in run.metrics)])
+    columns = _names(text)
     for name in columns:
         if name not in known:
             raise UserError(f"--columns {text}: no column {name!r}{nearest(name, known)}")
     return columns
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
 def _formats(text: str) -> tuple[str, ...]:
     """Parse and check `--format`."""
-    names = [name.strip() for name in text.split(",")]
+    names = _names(text)
     if names == [NO_FILES]:
         return ()
     for name in names:
@@ -120,7 +128,7 @@ def _by(text: str | None, data: ReportData) -> By:
     """Parse and check `--by`: columns, or rows and columns."""
     if text is None:
         return None
-    *rows, columns = [name.strip() for name in text.split(",")]
+    *rows, columns = _names(text)
     known = ["defense", *(key.name for key in data.swept)]
     for name in (*rows, columns):
         if name not in known:

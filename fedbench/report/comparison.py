@@ -10,12 +10,16 @@ from itertools import groupby
 from typing import Any
 
 from fedbench.default_settings import guessed_origin
-from fedbench.display.console import percent
 from fedbench.report.run_labels import RunLabels, value_of
+from fedbench.results.after_attack import LIFESPANS, ROUNDS_AFTER
 from fedbench.results.run_reader import METRICS, STEALTH, RunResult
 from fedbench.results.settings import LEADING, Value, idle, show
 
-NOT_PERCENT = ("seconds", "seeds", *STEALTH)  # columns that are not in percent
+CENSORABLE = (*LIFESPANS, "recovery")  # columns whose values may be lower bounds
+IN_ROUNDS = (*CENSORABLE, ROUNDS_AFTER)
+NOT_PERCENT = ("seconds", "seeds", *STEALTH, *IN_ROUNDS)  # columns that are not in percent
+AT_LEAST = "≥"  # in front of lower bounds
+LOWER_BOUND = "a lower bound, as the run ended first"
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class TableRow:
     def cells(self, headings: Sequence[str]) -> list[str]:
         """Return the cells below `headings`; the first is the status if no run has finished."""
         done, n = self.finished, len(self.runs)
-        cells = {key: _mean(key, [run.metrics.get(key) for run in done]) for key in headings}
+        cells = {key: self._cell(key) for key in headings}
         if not done:
             statuses = {run.status for run in self.runs}
             order = ("failed", "unreadable", "unfinished", "running")
@@ -42,6 +46,14 @@ class TableRow:
             cells = dict.fromkeys(headings, "") | {headings[0]: worst}
         cells["seeds"] = str(n) if len(done) == n else f"{len(done)} of {n}"
         return [cells[key] for key in headings]
+
+    def censored_seeds(self, metric: str) -> set[Value]:
+        """Return the seeds of which the value is a lower bound. Then the mean is one, too."""
+        return {run.value("seed") for run in self.finished if metric in run.censored}
+
+    def _cell(self, metric: str) -> str:
+        mean = _mean(metric, [run.metrics.get(metric) for run in self.finished])
+        return f"{AT_LEAST} {mean}" if self.censored_seeds(metric) else mean
 
 
 @dataclass(frozen=True)
@@ -73,10 +85,13 @@ class Comparison:
         if self.seeds:
             plural = "seeds " if len(self.seeds) > 1 else "seed "
             parts.append(plural + ", ".join(map(show, self.seeds)))
-        spread = ", mean ± sample standard deviation over seeds" if self.averages else ""
-        percents = [key for key in headings or self.headings if key not in NOT_PERCENT]
-        units = f"{', '.join(percents)} in %" if percents else ""
-        return "; ".join(filter(None, [*parts, (units + spread).removeprefix(", ")]))
+        shown = [*(headings or self.headings)]
+        units = _units(shown)
+        spread = ["mean ± sample standard deviation over seeds"] * self.averages
+        parts.append((", " if len(units) < 2 else "; ").join([*units, *spread]))
+        if any(row.censored_seeds(key) for row in self.rows for key in shown):
+            parts.append(f"{AT_LEAST}: {LOWER_BOUND}")
+        return "; ".join(filter(None, parts))
 
 
 def compare(runs: Sequence[RunResult], columns: Sequence[str] = METRICS) -> Comparison:
@@ -152,12 +167,31 @@ def natural_order(value: Value) -> tuple[Any, ...]:
         return (2, tuple(int(part) if part.isdecimal() else part for part in parts), value)
 
 
+def unit_of(metric: str) -> str:
+    """Return the unit of a metric in tables; empty if it has none, or one that goes unsaid."""
+    if metric == "MA_lost":
+        return "points"
+    if metric in IN_ROUNDS:
+        return "rounds"
+    return "" if metric in NOT_PERCENT else "%"
+
+
+def _units(metrics: Sequence[str]) -> list[str]:
+    """Return `BA, MA in %`, `recovery in rounds`."""
+    by_unit: dict[str, list[str]] = {}
+    for metric in metrics:
+        by_unit.setdefault(unit_of(metric), []).append(metric)
+    return [f"{', '.join(names)} in {unit}" for unit, names in by_unit.items() if unit]
+
+
 def _mean(key: str, values: Sequence[float | None]) -> str:
     """Return mean and sample standard deviation of the measured values: `84.1 ± 0.3`."""
     present = [value for value in values if value is not None]
     if not present:
         return "-"
-    decimals = "{:.1f}" if key == "seconds" else "{:.2f}"
-    text = decimals.format if key in NOT_PERCENT else percent
-    mean = text(statistics.fmean(present))
-    return f"{mean} ± {text(statistics.stdev(present))}" if len(present) > 1 else mean
+    decimals = 2 if key in STEALTH else 1
+    scale = 1 if key in NOT_PERCENT else 100
+    mean = f"{scale * statistics.fmean(present):z.{decimals}f}"
+    if len(present) == 1:
+        return mean
+    return f"{mean} ± {scale * statistics.stdev(present):.{decimals}f}"

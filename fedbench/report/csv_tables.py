@@ -8,11 +8,12 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from fedbench.report.comparison import TableRow
+from fedbench.report.benign_pairs import PAIRED
+from fedbench.report.comparison import CENSORABLE, TableRow
 from fedbench.report.pivot_table import LACKING, direction, is_backdoor_accuracy
 from fedbench.report.report_data import ReportData
 from fedbench.results.frames import IDENTITY
-from fedbench.results.run_reader import METRICS, STEALTH, RunResult
+from fedbench.results.run_reader import DURABILITY, METRICS, STEALTH, RunResult
 from fedbench.results.settings import Value
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run text that starts like this
@@ -28,7 +29,7 @@ def runs_csv(data: ReportData) -> str:
     """
     counted = {run.folder for row in data.comparison.rows for run in row.finished}
     by_backdoor = {name for run in data.runs for name in run.metrics if "/" in name}
-    metrics = [*METRICS, *STEALTH, *sorted(by_backdoor)]
+    metrics = [*METRICS, *STEALTH, *DURABILITY, *PAIRED, *sorted(by_backdoor)]
     fixed = ["run_id", "status", "counted", *IDENTITY, *metrics]
     settings = sorted({key for run in data.runs for key in run.config} - {*fixed, *ENDING})
     names = [*fixed, *settings, *ENDING]
@@ -51,8 +52,12 @@ def table_csv(data: ReportData, metrics: Sequence[str] | None = None) -> str:
 
 
 def _statistics(metric: str) -> list[str]:
-    """Return the names of the statistics; only BA has a threshold of success."""
-    return [*STATISTICS, *["n_above"] * is_backdoor_accuracy(metric)]
+    """Return the names of the statistics.
+
+    Only BA has a threshold of success, and only numbers of rounds may be lower bounds.
+    """
+    extra = {"n_above": is_backdoor_accuracy(metric), "n_censored": metric in CENSORABLE}
+    return [*STATISTICS, *(name for name, has in extra.items() if has)]
 
 
 def _estimate_cells(data: ReportData, row: TableRow, metric: str) -> list[Value]:
@@ -60,10 +65,14 @@ def _estimate_cells(data: ReportData, row: TableRow, metric: str) -> list[Value]
     if estimate is None:
         return [0 if name == "n" else None for name in _statistics(metric)]
     seed, worst = estimate.worst(direction(metric) < 0)
-    cells = [estimate.mean, estimate.sd, estimate.low, estimate.high, estimate.n]
-    if direction(metric) == 0:
-        return [*cells, None, None]
-    return [*cells, worst, seed, *[estimate.n_above()] * is_backdoor_accuracy(metric)]
+    judged = direction(metric) != 0
+    cells: dict[str, Value] = {
+        **{"mean": estimate.mean, "sd": estimate.sd, "low": estimate.low, "high": estimate.high},
+        **{"n": estimate.n, "n_above": estimate.n_above()},
+        **{"worst": worst if judged else None, "worst_seed": seed if judged else None},
+        "n_censored": len(row.censored_seeds(metric)),
+    }
+    return [cells[name] for name in _statistics(metric)]
 
 
 def _run_cells(run: RunResult, names: Sequence[str], counted: Collection[Path]) -> list[Value]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fedbench.report.comparison import NOT_PERCENT
+from fedbench.report.comparison import LOWER_BOUND, unit_of
 from fedbench.report.latex_text import escape
 from fedbench.report.pivot_table import PivotTable, is_backdoor_accuracy
 from fedbench.report.report_data import ReportData
@@ -18,7 +18,14 @@ METRIC_WORDS = {
     "TPR": "share of poisoned updates that were rejected (TPR)",
     "TNR": "share of benign updates that were accepted (TNR)",
     "AUC": "area under the ROC curve of the scores (AUC)",
+    "BA_cumulative": r"mean BA since the first attacked round (BA\_cumulative)",
+    "MA_lost": r"points of MA lost against the benign run of the same seed (MA\_lost)",
+    "lifespan_50": r"rounds from the attack's end until BA is below 50\,\% (lifespan\_50)",
+    "lifespan_10": r"rounds from the attack's end until BA is below 10\,\% (lifespan\_10)",
+    "recovery": "rounds from the attack's end until MA is within a point of the benign run's "
+    "(recovery)",
 }
+AT_LEAST = r"$\geq$"
 SETTING_WORDS = {
     "dataset": "data set {}",
     "pmr": "share of malicious clients {}",
@@ -72,8 +79,9 @@ def _values(table: PivotTable) -> list[tuple[str, Estimate]]:
 
 
 def _metrics(metrics: Sequence[str]) -> str:
-    rates = [METRIC_WORDS.get(key, escape(key)) for key in metrics if key not in NOT_PERCENT]
-    others = [escape(key) for key in metrics if key in NOT_PERCENT]
+    words = {key: METRIC_WORDS.get(key, escape(key)) for key in metrics}
+    rates = [word for key, word in words.items() if unit_of(key) == "%"]
+    others = [word for key, word in words.items() if unit_of(key) != "%"]
     return ", ".join([*[_listed(rates) + r" in \%"] * bool(rates), *others])
 
 
@@ -109,10 +117,12 @@ def _listed_seeds(seeds: Sequence[Value]) -> str:
 
 def _marks(table: PivotTable) -> list[str]:
     found = {mark for cell in table.cells() for mark in cell.marks.values()}
+    censored = any(c.row.censored_seeds(key) for c in table.cells() for key in table.metrics)
     unmeasured = any(e is None for cell in table.cells() for e in cell.estimates.values())
     return [
         *["bold: best defense in the same setting"] * ("best" in found),
         *[r"underlined: the 95\,\% interval overlaps that of the best"] * ("tie" in found),
+        *[f"{AT_LEAST}: {LOWER_BOUND}"] * censored,
         *["a dash: not defined, or no finished run"] * (unmeasured or _has_gaps(table)),
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from fedbench.report.latex_caption import caption, footnotes, label, marks_of
+from fedbench.report.latex_caption import AT_LEAST, caption, footnotes, label, marks_of
 from fedbench.report.latex_text import comment, escape
 from fedbench.report.pivot_table import (
     PAPER_METRICS,
@@ -24,6 +24,7 @@ from fedbench.report.statistics import Estimate
 TEXT_WIDTH = 490
 COLUMN_WIDTH = 240
 CHARACTER, DIGIT, NOTE_CHARACTER, PLUS_MINUS, GAP = 4.8, 4.4, 3.4, 10.5, 6.0
+AT_LEAST_DIGITS = 2  # width of the sign and its space, in digits
 MAX_NAME = 32  # characters; longer names of rows wrap
 MAX_LINES = 45  # of a table on one page
 MAX_MISSING = 20  # missing runs that the comment names
@@ -72,6 +73,8 @@ class ValueColumn:
         mean = rf"\num{{{number(self.metric, estimate.mean)}}}"
         mark = cell.marks[self.metric]
         mean = {"best": rf"\textbf{{{mean}}}", "tie": rf"\underline{{{mean}}}", "": mean}[mark]
+        if cell.row.censored_seeds(self.metric):
+            mean = rf"{AT_LEAST}\,{mean}"
         half = _half(self.metric, estimate)
         if self.with_interval and not half:
             mean = rf"\multicolumn{{1}}{{r@{{\phantom{{\,$\pm$\,}}}}}}{{{mean}}}"
@@ -146,6 +149,7 @@ def _value_columns(table: PivotTable) -> list[ValueColumn]:
             means = [number(metric, e.mean) for e in present]
             notes = ["".join(marks_of(metric, e, n_seeds)).replace(r"\d", "") for e in present]
             digits = max(map(len, means), default=2) + max(map(len, halves), default=0)
+            digits += AT_LEAST_DIGITS * any(cell.row.censored_seeds(metric) for cell in cells)
             longest = max(map(len, notes), default=0)
             found.append(ValueColumn(heading, metric, any(halves), longest, digits))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from fedbench.report.comparison import AT_LEAST, LOWER_BOUND, TableRow
 from fedbench.report.pivot_table import (
     PAPER_METRICS,
     PivotCell,
@@ -40,7 +41,9 @@ def to_markdown_report(
         parts.append(_pivot_table(table, section))
     values = [(metric, e) for cell in table.cells() for metric, e in cell.estimates.items()]
     split = any(e and e.is_split for metric, e in values if is_backdoor_accuracy(metric))
-    parts += [LEGEND, *[SPLIT] * split, "## Seeds", _seeds(data, metrics)]
+    censored = any(cell.row.censored_seeds(metric) for cell in table.cells() for metric in metrics)
+    notes = [*[SPLIT] * split, *[f"{AT_LEAST}: {LOWER_BOUND}."] * censored]
+    parts += [LEGEND, *notes, "## Seeds", _seeds(data, metrics)]
     if data.missing:
         missing = [f"- {escape(str(run))}" for run in data.missing]
         parts += ["## Runs left out", "\n".join(missing)]
@@ -81,14 +84,16 @@ def _values(cell: PivotCell | None, metrics: Sequence[str], n_seeds: int) -> lis
         return ["-"] * len(metrics)
     if not cell.row.finished:
         return [cell.row.cells(metrics)[0], *["-"] * (len(metrics) - 1)]
-    return [_value(m, cell.estimates[m], MARKS[cell.marks[m]], n_seeds) for m in metrics]
+    return [_value(cell, metric, n_seeds) for metric in metrics]
 
 
-def _value(metric: str, estimate: Estimate | None, mark: str, n_seeds: int) -> str:
+def _value(cell: PivotCell, metric: str, n_seeds: int) -> str:
     """Return `**83.3** [82.1, 84.5]`."""
+    estimate = cell.estimates[metric]
     if estimate is None:
         return "-"
-    parts = [mark.format(number(metric, estimate.mean))]
+    mean = MARKS[cell.marks[metric]].format(number(metric, estimate.mean))
+    parts = [AT_LEAST, mean] if cell.row.censored_seeds(metric) else [mean]
     if estimate.low is not None and estimate.high is not None:
         parts.append(f"[{number(metric, estimate.low)}, {number(metric, estimate.high)}]")
     if is_backdoor_accuracy(metric) and estimate.is_split:
@@ -112,17 +117,22 @@ def _seeds(data: ReportData, metrics: Sequence[str]) -> str:
     lines = [[*keys, "defense", "metric", *(f"seed {show(seed)}" for seed in seeds), "worst seed"]]
     for row, metric, estimate in found:
         settings = [data.setting(row, key) for key in keys]
-        values = [
-            number(metric, estimate.values[seed]) if seed in estimate.values else "-"
-            for seed in seeds
-        ]
-        lines.append([*settings, row.defense, metric, *values, _worst(metric, estimate)])
+        values = [_of_seed(row, metric, estimate, seed) for seed in seeds]
+        lines.append([*settings, row.defense, metric, *values, _worst(row, metric, estimate)])
     return markdown_lines([[escape(cell) for cell in line] for line in lines], len(keys) + 2)
 
 
-def _worst(metric: str, estimate: Estimate) -> str:
+def _of_seed(row: TableRow, metric: str, estimate: Estimate, seed: Seed) -> str:
+    """Return `99.4`, or `≥ 20.0` for a lower bound; a dash without a value."""
+    if seed not in estimate.values:
+        return "-"
+    text = number(metric, estimate.values[seed])
+    return f"{AT_LEAST} {text}" if seed in row.censored_seeds(metric) else text
+
+
+def _worst(row: TableRow, metric: str, estimate: Estimate) -> str:
     """Return `99.4 (seed 2)`; a dash if neither high nor low is bad."""
     if direction(metric) == 0:
         return "-"
-    seed, value = estimate.worst(direction(metric) < 0)
-    return f"{number(metric, value)} (seed {show(seed)})"
+    seed, _ = estimate.worst(direction(metric) < 0)
+    return f"{_of_seed(row, metric, estimate, seed)} (seed {show(seed)})"

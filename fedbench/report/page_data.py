@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fedbench
-from fedbench.report.comparison import NOT_PERCENT, TableRow
+from fedbench.report.comparison import NOT_PERCENT, TableRow, unit_of
 from fedbench.report.page_numbers import estimate_entry, json_safe
 from fedbench.report.page_runs import run_entries
 from fedbench.report.page_statistics import (
@@ -36,6 +36,14 @@ HELP = {
     "norm_ratio": "norm of poisoned updates divided by that of benign ones",
     "cosine": "cosine similarity of poisoned updates to the mean benign update",
     "benign_cosine": "cosine similarity of benign updates to the mean of the other benign ones",
+    "BA_cumulative": "mean BA over the rounds from the first attacked one on",
+    "MA_lost": "main accuracy of the benign run of the same seed, without defense and attack, "
+    "minus that of the run",
+    "lifespan_50": "rounds from the last attacked one until BA is below 50 %",
+    "lifespan_10": "rounds from the last attacked one until BA is below 10 %",
+    "rounds_after_attack": "number of rounds after the last attacked one",
+    "recovery": "rounds from the last attacked one until MA is within 1 point of that of the "
+    "benign run of the same seed",
 }
 
 
@@ -107,6 +115,7 @@ def _metrics(data: ReportData) -> list[Any]:
             "label": key,
             "help": HELP.get(key, f"BA of backdoor {key.removeprefix('BA/')}"),
             "percent": key not in NOT_PERCENT,
+            "unit": unit_of(key),
             "lower_is_better": is_lower_better(key),
         }
         for key in dict.fromkeys(keys)
@@ -143,13 +152,15 @@ def _rows(data: ReportData) -> list[Any]:
             "defense": defenses[row.defense],
             "runs": [index[run.folder] for run in row.runs],
             "status": _status(row),
-            "stats": {
-                key: estimate_entry(data.estimate(row, key), key, is_lower_better(key))
-                for key in metrics
-            },
+            "stats": {key: _stats(data, row, key) for key in metrics},
         }
         for row in data.rows
     ]
+
+
+def _stats(data: ReportData, row: TableRow, metric: str) -> Any:
+    entry = estimate_entry(data.estimate(row, metric), metric, is_lower_better(metric))
+    return entry and {**entry, "censored": len(row.censored_seeds(metric))}
 
 
 def _status(row: TableRow) -> str:

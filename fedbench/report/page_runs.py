@@ -71,6 +71,7 @@ def _results(run: RunResult, rounds: RunRounds | None) -> dict[str, Any]:
     seconds = _numbers(by_step) if isinstance(by_step, Mapping) else {}
     return {
         "metrics": {key: rounded(value) for key, value in run.metrics.items()},
+        "censored": sorted(run.censored),
         "seconds": seconds,
         "rounds": None if rounds is None or not len(rounds) else _rounds(rounds),
     }

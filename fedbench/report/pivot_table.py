@@ -11,6 +11,7 @@ from fedbench.errors import UserError, nearest
 from fedbench.report.comparison import NOT_PERCENT, TableRow
 from fedbench.report.report_data import LOWER_IS_BETTER, ReportData
 from fedbench.report.statistics import Estimate
+from fedbench.results.after_attack import ROUNDS_AFTER
 from fedbench.results.run_reader import STEALTH
 
 PAPER_METRICS = ("BA", "MA", "TPR", "TNR")
@@ -98,7 +99,7 @@ def is_backdoor_accuracy(metric: str) -> bool:
 
 def direction(metric: str) -> int:
     """Return 1 if higher is better, -1 if lower is, 0 if neither."""
-    if metric in STEALTH:
+    if metric in (*STEALTH, ROUNDS_AFTER):
         return 0
     return -1 if metric.partition("/")[0] in LOWER_IS_BETTER else 1
 

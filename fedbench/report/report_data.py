@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,15 @@ from functools import cached_property
 from pathlib import Path
 
 from fedbench.errors import UserError
-from fedbench.report.comparison import Comparison, TableRow, compare, natural_order
+from fedbench.report.benign_pairs import with_benign_pairs
+from fedbench.report.comparison import (
+    CENSORABLE,
+    IN_ROUNDS,
+    Comparison,
+    TableRow,
+    compare,
+    natural_order,
+)
 from fedbench.report.defense_styles import DefenseStyle, defense_styles
 from fedbench.report.missing_runs import MissingRun, missing_runs
 from fedbench.report.statistics import Estimate, estimate
@@ -18,7 +27,7 @@ from fedbench.results.run_rounds import RunRounds, read_run_rounds
 from fedbench.results.settings import Value
 
 UNBOUNDED = ("seconds", "norm_ratio")  # metrics that are no rates
-LOWER_IS_BETTER = ("BA", "seconds")
+LOWER_IS_BETTER = ("BA", "seconds", "BA_cumulative", "MA_lost", *CENSORABLE)
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,9 @@ def bounds_of(metric: str) -> tuple[float, float] | None:
     """Smallest and largest possible value."""
     if metric in UNBOUNDED:
         return None
-    return (-1.0, 1.0) if metric in STEALTH else (0.0, 1.0)
+    if metric in IN_ROUNDS:
+        return (0.0, math.inf)
+    return (-1.0, 1.0) if metric in (*STEALTH, "MA_lost") else (0.0, 1.0)
 
 
 def read_report_data(folders: Sequence[str | Path]) -> ReportData:
@@ -101,6 +112,7 @@ def read_report_data(folders: Sequence[str | Path]) -> ReportData:
         except (UserError, ValueError) as error:
             reason = str(error).removeprefix(f"{run.folder}{os.sep}")
             runs.append(unreadable(run, reason))
+    runs = with_benign_pairs(runs, rounds)
     comparison = compare(runs)
     missing = missing_runs(runs, comparison)
     return ReportData([Path(folder) for folder in folders], runs, comparison, rounds, missing)

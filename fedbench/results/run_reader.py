@@ -15,6 +15,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from fedbench.errors import UserError
+from fedbench.results.after_attack import LIFESPANS, ROUNDS_AFTER, censored_lifespans
 from fedbench.results.atomic_files import LOCK_FILE, in_words
 from fedbench.results.origin import ORIGIN_FILE, Origin, read_origin
 from fedbench.results.rounds_file import LAST_CHECK, ROUNDS_FILE, RoundsFile
@@ -25,6 +26,7 @@ from fedbench.results.settings import Value, flat
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 METRICS = ("BA", "MA", "TPR", "TNR", "AUC", "seconds")
 STEALTH = ("norm_ratio", "cosine", "benign_cosine")  # compare poisoned updates with benign ones
+DURABILITY = ("BA_cumulative", *LIFESPANS, ROUNDS_AFTER)  # of the backdoor, over the rounds
 LACKING = "-"  # stands for a setting that a run does not have
 LARGEST = 1e15  # metrics beyond are damage, and sums of them could overflow
 WRITE_AGAIN = "the same command writes it again"  # the remedy for a file that the run can remake
@@ -38,11 +40,12 @@ class RunResult:
     folder: Path
     status: str  # finished | failed | running | unfinished | unreadable
     config: Mapping[str, Value]  # flat: `attack` is the attack's name, `attack.x` a parameter
-    metrics: Mapping[str, float | None]  # METRICS, STEALTH, BA/0, ...; empty unless finished
+    metrics: Mapping[str, float | None]  # METRICS, DURABILITY, BA/0, ...; empty unless finished
     reason: str = ""  # why the run failed or could not be read
     origin: Origin | None = None  # None for runs of older versions
     summary: Mapping[str, Any] = field(default_factory=dict)  # summary.json, if there is one
     id: str = ""  # as the files say; folders may be renamed
+    censored: frozenset[str] = frozenset()  # metrics that are lower bounds: the run ended first
 
     def value(self, key: str) -> Value:
         """Return a setting, or a dash if the run lacks it (a parameter of another attack)."""
@@ -119,7 +122,7 @@ def _read_run(folder: Path, check_rounds: bool) -> RunResult:
 
 def unreadable(run: RunResult, reason: str) -> RunResult:
     """Return a run of which a file is damaged: it has no results."""
-    return replace(run, status="unreadable", metrics={}, reason=reason)
+    return replace(run, status="unreadable", metrics={}, reason=reason, censored=frozenset())
 
 
 def _with_summary(run: RunResult, path: Path) -> RunResult:
@@ -133,7 +136,9 @@ def _with_summary(run: RunResult, path: Path) -> RunResult:
         return replace(run, status=status, reason=reason, summary=summary)
     if status != "finished":
         raise ValueError("status must be finished or failed")
-    return replace(run, status=status, metrics=_metrics(summary), summary=summary)
+    metrics = _metrics(summary)
+    censored = censored_lifespans(metrics)
+    return replace(run, status=status, metrics=metrics, summary=summary, censored=censored)
 
 
 def _is_locked(folder: Path) -> bool:
@@ -173,7 +178,8 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float | None]:
         raise ValueError(f"BA_by_backdoor is {by_backdoor!r}")
     if missing := [key for key in METRICS if key not in summary]:
         raise ValueError(f"no {missing[0]}")
-    metrics = {key: summary[key] for key in (*METRICS, *STEALTH) if key in summary}
+    known = (*METRICS, *STEALTH, *DURABILITY)  # older versions lack some
+    metrics = {key: summary[key] for key in known if key in summary}
     metrics |= {f"BA/{name}": value for name, value in by_backdoor.items()}
     for key, value in metrics.items():
         if value is not None and not (type(value) in (int, float) and abs(value) <= LARGEST):

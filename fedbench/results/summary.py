@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedbench.metrics import mean, rates
+from fedbench.results.after_attack import LIFESPANS, ROUNDS_AFTER, lifespan, rounds_after_attack
 from fedbench.results.run_dir import Record
 from fedbench.results.run_reader import STEALTH
 
@@ -30,7 +31,20 @@ def summarise(rounds: Sequence[Record]) -> Record:
         "AUC": mean(record["AUC"] for record in judged),
         **{key: mean(record[key] for record in judged) for key in STEALTH},
         "BA_by_backdoor": last["BA_by_backdoor"],
+        **_durability(rounds),
         "rounds": len(rounds),
         "seconds": sum(seconds.values()),
         "seconds_by_step": seconds,
+    }
+
+
+def _durability(rounds: Sequence[Record]) -> Record:
+    """Return BA over all rounds since the attack began, and how long it outlives the attack."""
+    attacked = [record["attacked"] for record in rounds]
+    accuracies = [record["BA"] for record in rounds]
+    first = attacked.index(True) if any(attacked) else len(rounds)
+    return {
+        "BA_cumulative": mean(accuracies[first:]),
+        **{key: lifespan(attacked, accuracies, limit) for key, limit in LIFESPANS.items()},
+        ROUNDS_AFTER: rounds_after_attack(attacked),
     }

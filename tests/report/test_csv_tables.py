@@ -52,6 +52,8 @@ def test_the_order_of_columns_does_not_depend_on_the_runs() -> None:
     assert first.split(",") == [
         *("run_id", "status", "counted", "defense", "attack", "dataset", "pmr", "seed"),
         *("BA", "MA", "TPR", "TNR", "AUC", "seconds", "norm_ratio", "cosine", "benign_cosine"),
+        *("BA_cumulative", "lifespan_50", "lifespan_10", "rounds_after_attack"),
+        *("MA_lost", "recovery"),
         *("BA/0", "BA/1", "alpha", "model", "n_clients", "rounds", "zeta", "folder", "reason"),
     ]
 
@@ -126,6 +128,23 @@ def test_the_table_has_the_chosen_columns_and_numeric_settings() -> None:
     assert frame["attack.alpha"].dtype == float
     assert frame["attack.alpha"].isna().sum() == 2
     assert frame["cosine_worst"].isna().all()
+
+
+def test_lower_bounds_are_counted() -> None:
+    # Lifespans of 4 and at least 8 rounds: the mean of 6 is a lower bound.
+    runs = [
+        a_run("krum", 0, lifespan_50=4, MA_lost=0.25),
+        a_run("krum", 1, lifespan_50=8, MA_lost=-0.05, censored=["lifespan_50"]),
+    ]
+    frame = pd.read_csv(io.StringIO(table_csv(data_of(runs, ["lifespan_50", "MA_lost"]))))
+    (row,) = frame.to_dict("records")
+    assert (row["lifespan_50_mean"], row["lifespan_50_n_censored"]) == (6, 1)
+    assert (row["lifespan_50_worst"], row["lifespan_50_worst_seed"]) == (8, 1)
+    assert row["MA_lost_mean"] == pytest.approx(0.1)
+    assert (row["MA_lost_worst"], row["MA_lost_worst_seed"]) == (0.25, 0)
+    assert "MA_lost_n_censored" not in row
+    assert row["lifespan_50_low"] == 0  # 6 -+ 25.4
+    assert row["lifespan_50_high"] == pytest.approx(6 + 12.706 * 2, abs=0.01)
 
 
 def test_rows_without_finished_runs_are_empty() -> None:

@@ -81,6 +81,26 @@ def test_intervals_ties_and_notes() -> None:
     assert "Underlined: the" in text
 
 
+def test_lower_bounds_and_units() -> None:
+    # lifespan_50 of krum: at least 8 and 4 rounds; mean 6, half-width 12.706 * 2 = 25.4.
+    runs = [
+        a_run("krum", 0, MA_lost=-0.015, lifespan_50=8, censored=["lifespan_50"]),
+        a_run("krum", 1, MA_lost=-0.015, lifespan_50=4),
+        *(a_run("flame", seed, MA_lost=0.02, lifespan_50=0) for seed in (0, 1)),
+    ]
+    data = data_of(runs, ["BA", "MA_lost", "lifespan_50"])
+    text = to_latex(data, ["BA", "MA_lost", "lifespan_50"])
+    assert r"\textbf{\num{-1.5}} & \num{0.0} & $\geq$\,\underline{\num{6.0}} & \num{25.4}" in text
+    assert r"\num{2.0} & \num{0.0} & \textbf{\num{0.0}} & \num{0.0}" in text
+    assert (
+        r"Backdoor accuracy (BA) in \%, points of MA lost against the benign run of the same seed "
+        r"(MA\_lost), rounds from the attack's end until BA is below 50\,\% (lifespan\_50). "
+    ) in text
+    assert r"$\geq$: a lower bound, as the run ended first." in text
+    assert r"MA\_lost\,$\downarrow$" in text
+    assert r"$\geq$" not in to_latex(data, ["BA"])
+
+
 def test_a_table_without_notes_has_no_footnotes() -> None:
     text = to_latex(data_of([*with_seeds("krum", [0.1, 0.2]), *with_seeds("flame", [0.9, 0.8])]))
     assert "dag" not in text
@@ -219,6 +239,16 @@ SHAPES: dict[str, tuple[Callable[[], ReportData], dict[str, Any]]] = {
     "all metrics": (
         lambda: several(DEFENSES, 3),
         {"metrics": ["BA", "MA", "TPR", "TNR", "AUC", "seconds", "norm_ratio", "cosine"]},
+    ),
+    "lower bounds": (
+        lambda: data_of(
+            [
+                a_run(name, seed, lifespan_50=1000, MA_lost=-0.5, censored=["lifespan_50"])
+                for name in DEFENSES
+                for seed in range(3)
+            ]
+        ),
+        {"metrics": ["lifespan_50", "MA_lost"]},
     ),
     "nothing readable": (
         lambda: data_of([RunResult(Path("runs/x"), "unreadable", {}, {}, "not YAML")]),

@@ -85,6 +85,25 @@ def test_every_seed_and_the_worst() -> None:
     ]
 
 
+def test_lower_bounds_are_marked() -> None:
+    # krum: at least 8 and 4 rounds, so a mean of at least 6; interval 6 -+ 12.706 * 2, cut at 0
+    runs = [
+        a_run("krum", 0, recovery=8, MA_lost=0.02, censored=["recovery"]),
+        a_run("krum", 1, recovery=4, MA_lost=0.02),
+        a_run("flame", 0, recovery=0, MA_lost=-0.01),
+    ]
+    text = to_markdown_report(data_of(runs, ["MA_lost", "recovery"]), ["MA_lost", "recovery"])
+    long, by_defense, seeds = tables(text)
+    assert [line[:4] for line in long[1:3]] == [
+        ["krum", "2.0 ± 0.0", "≥ 6.0 ± 2.8", "2"],
+        ["flame", "-1.0", "0.0", "1"],
+    ]
+    assert by_defense[1] == ["krum", "2.0 [2.0, 2.0]", "≥ <ins>6.0</ins> [0.0, 31.4]"]
+    assert ["krum", "recovery", "≥ 8.0", "4.0", "≥ 8.0 (seed 0)"] in seeds
+    assert "\n\n≥: a lower bound, as the run ended first.\n\n" in text
+    assert "≥" not in to_markdown_report(data_of(runs), ["BA"])
+
+
 def test_runs_left_out_are_named_and_names_do_no_harm() -> None:
     name = "<script>|`x`"
     runs = [a_run(name), a_run("bad", status="failed", reason="<img src=x>")]

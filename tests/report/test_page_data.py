@@ -21,6 +21,7 @@ from fedbench.report.page_verdicts import BUDGET, encode
 from fedbench.report.report_data import read_report_data
 from fedbench.report.statistics import compare_paired
 from fedbench.results.run_rounds import RunRounds, Verdicts
+from fedbench.results.summary import summarise
 
 REPORT = "report"
 
@@ -139,6 +140,34 @@ def test_metrics_say_what_is_better(page: dict[str, Any]) -> None:
     ]
     assert [key for key, metric in metrics.items() if not metric["percent"]] == ["seconds"]
     assert all(metric["help"] for metric in page["metrics"])
+
+
+def test_metrics_after_the_attack(tmp_path: Path) -> None:
+    # Attacked in rounds 0 and 1 of 4. The last two BA of krum are 0.6 and 0.3: 2 rounds until BA is
+    # below 50 %, at least 2 until it is below 10 %. MA is 20 points below that of the benign run.
+    folders = add_runs(tmp_path, "defense=fedavg", "attack=none", "seed=0")
+    folders += add_runs(tmp_path, "defense=krum", "attack=dba", "seed=0")
+    for folder, ma in zip(folders, (0.8, 0.6), strict=True):
+        records = records_of(folder)
+        for record, ba in zip(records, (0.9, 0.9, 0.6, 0.3), strict=True):
+            record |= {"attacked": ma == 0.6 and record["round"] < 2, "MA": ma, "BA": ba}
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (folder / "rounds.jsonl").write_text(lines)
+        (folder / "summary.json").write_text(json.dumps(summarise(records)))
+        seal(folder)
+    columns = ["MA_lost", "BA_cumulative", "lifespan_50", "lifespan_10", "recovery"]
+    data = read_report_data([tmp_path]).with_columns(columns)
+    found = page_data(data, PageOptions(tmp_path / REPORT))
+    metrics = {metric["key"]: metric for metric in found["metrics"]}
+    assert [metrics[key]["unit"] for key in columns] == ["points", "%", *["rounds"] * 3]
+    assert all(metrics[key]["lower_is_better"] and metrics[key]["help"] for key in columns)
+    benign, krum = found["runs"]
+    values = [krum["metrics"][key] for key in columns]
+    assert values == pytest.approx([0.2, 0.675, 2, 2, 2])
+    assert (benign["censored"], krum["censored"]) == ([], ["lifespan_10", "recovery"])
+    (row,) = (row for row in found["rows"] if row["setting"] == ["dba"])
+    assert [row["stats"][key]["censored"] for key in columns] == [0, 0, 0, 1, 1]
+    assert benign["metrics"]["recovery"] is None
 
 
 def decoded(text: str) -> list[Any]:

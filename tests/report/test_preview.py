@@ -44,6 +44,8 @@ N_ROWS = {  # clean, one per backdoor, one per kind of poisoning; other attacks 
     "label_flip": 2,
     "multi_backdoor": 6,
     "none": 2,
+    "norm_matched": 3,
+    "sacrifice": 3,
 }
 
 

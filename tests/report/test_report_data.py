@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,9 @@ def test_estimates_use_finished_runs_only(tmp_path: Path) -> None:
 def test_bounds() -> None:
     assert bounds_of("BA/0") == bounds_of("AUC") == (0, 1)
     assert bounds_of("cosine") == (-1, 1)
+    assert bounds_of("MA_lost") == (-1, 1)
+    assert bounds_of("BA_cumulative") == (0, 1)
+    assert bounds_of("lifespan_50") == bounds_of("recovery") == (0, math.inf)
     assert bounds_of("seconds") is bounds_of("norm_ratio") is None
 
 

@@ -363,6 +363,51 @@ def test_columns_by_name(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None
     assert lines[-1].endswith("; BA, BA/1 in %")
 
 
+def test_durability_by_name(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    after = {"BA_cumulative": 0.5, "lifespan_50": 2, "lifespan_10": 6, "rounds_after_attack": 6}
+    runs.add("krum", finished(**after, BA=0.2))
+    runs.add("krum", finished(**after | {"lifespan_10": 2}, BA=0.05), seed=1)
+    runs.add("median", finished())  # from an older version, without these metrics
+    wanted = "BA_cumulative,lifespan_50,lifespan_10,rounds_after_attack"
+    assert main([str(runs.top), "--markdown", "--columns", wanted]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:4] == [
+        "| krum | 50.0 ± 0.0 | 2.0 ± 0.0 | ≥ 4.0 ± 2.8 | 6.0 ± 0.0 | 2 |",
+        "| median | - | - | - | - | 1 |",
+    ]
+    assert lines[-1].endswith(
+        "; BA_cumulative in %; lifespan_50, lifespan_10, rounds_after_attack in rounds; "
+        "mean ± sample standard deviation over seeds; ≥: a lower bound, as the run ended first"
+    )
+
+
+@pytest.mark.parametrize("format_", ["none", "markdown"])
+def test_pairs_by_name(runs: Runs, format_: str, capsys: pytest.CaptureFixture[str]) -> None:
+    benign = {"name": "none"}
+    runs.add("fedavg", finished(MA=0.9), attack=benign)
+    runs.add("krum", finished(MA=0.8))
+    runs.add("krum", finished(MA=0.9004))
+    runs.add("krum", finished(), seed=1)
+    command = [str(runs.top), "--markdown", "--columns", "MA_lost,recovery", "--format", format_]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:4] == [
+        "| dba | krum | 0.0 | - | 2 |",  # -0.04 points; seed 1 has no benign run
+        "| none | fedavg | 0.0 | - | 1 |",
+    ]
+    assert "; MA_lost in points; recovery in rounds; mean" in lines[-1]
+
+
+@pytest.mark.parametrize("key", ["BA_cumulative", "lifespan_50", "rounds_after_attack"])
+def test_damaged_durability_makes_one_run_unreadable(runs: Runs, key: str) -> None:
+    runs.add("krum", finished(**{key: "long"}))
+    runs.add("median", finished(**{key: None}))
+    found = read_runs([runs.top])
+    assert [run.status for run in found] == ["unreadable", "finished"]
+    assert found[0].reason == f"summary.json: {key} is 'long'"
+    assert not found[0].censored
+
+
 def test_a_caption_without_percentages_ends_with_the_seeds(
     runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -379,6 +424,7 @@ def test_a_caption_without_percentages_ends_with_the_seeds(
     ("columns", "message"),
     [
         ("BA,normratio", "no column 'normratio'; did you mean norm_ratio?"),
+        ("MA_lots", "no column 'MA_lots'; did you mean MA_lost?"),
         ("BA/7", "no column 'BA/7'"),
         ("", "no column ''"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from test_run_dir import record
 
 from fedbench.results.summary import summarise
@@ -49,3 +50,39 @@ def test_a_rule_that_judges_no_client_has_no_rates() -> None:
     unjudged = [{"malicious": bad, "accepted": None} for bad in (True, False)]
     summary = summarise([record(0, clients=unjudged, AUC=None)])
     assert (summary["TPR"], summary["TNR"], summary["AUC"]) == (None, None, None)
+
+
+def test_durability_of_the_backdoor() -> None:
+    # Attacked in rounds 1 and 2. BA since round 1: (0.9 + 0.8 + 0.6 + 0.3 + 0.05) / 5 = 0.53.
+    # BA is below 50 % two rounds after round 2, below 10 % three rounds after it.
+    accuracies = [0.5, 0.9, 0.8, 0.6, 0.3, 0.05]
+    rounds = [record(i, attacked=i in (1, 2), BA=ba) for i, ba in enumerate(accuracies)]
+    summary = summarise(rounds)
+    assert summary["BA_cumulative"] == pytest.approx(0.53)
+    assert (summary["lifespan_50"], summary["lifespan_10"]) == (2, 3)
+    assert summary["rounds_after_attack"] == 3
+
+
+def test_durability_counts_evaluated_rounds_only() -> None:
+    # evaluate_every=2 of 5 rounds: rounds 1, 3 and the last one
+    accuracies = [None, 0.8, None, 0.6, 0.1]
+    rounds = [record(i, attacked=i < 2, BA=ba) for i, ba in enumerate(accuracies)]
+    summary = summarise(rounds)
+    assert summary["BA_cumulative"] == pytest.approx(0.5)
+    assert (summary["lifespan_50"], summary["lifespan_10"]) == (3, 3)
+
+
+def test_no_durability_without_an_attack_or_a_backdoor() -> None:
+    benign = summarise([record(i, attacked=False, BA=0.1) for i in range(3)])
+    untargeted = summarise([record(i, attacked=i == 0, BA=None) for i in range(3)])
+    for summary in (benign, untargeted):
+        assert summary["BA_cumulative"] is summary["lifespan_50"] is summary["lifespan_10"] is None
+    assert benign["rounds_after_attack"] is None
+    assert untargeted["rounds_after_attack"] == 2
+
+
+def test_an_attack_until_the_last_round_has_no_lifespan() -> None:
+    summary = summarise([record(i, BA=0.9) for i in range(3)])
+    assert summary["BA_cumulative"] == pytest.approx(0.9)
+    assert summary["lifespan_50"] is summary["lifespan_10"] is None
+    assert summary["rounds_after_attack"] == 0

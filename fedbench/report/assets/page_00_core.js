@@ -1,7 +1,18 @@
 // The data of the page, small DOM helpers and the number formats.
 const data = JSON.parse(document.getElementById("data").textContent);
 const MINUS = "−";
-const HEAT_METRICS = ["BA", "MA", "TPR", "TNR", "AUC"];
+const HEAT_METRICS = [
+  "BA",
+  "MA",
+  "TPR",
+  "TNR",
+  "AUC",
+  "BA_cumulative",
+  "MA_lost",
+  "lifespan_50",
+  "lifespan_10",
+  "recovery",
+];
 const CURVE_METRICS = ["BA", "MA", "TPR", "TNR"];
 
 const $ = (selector, root = document) => root.querySelector(selector);
@@ -52,13 +63,22 @@ function shortNumber(value) {
 
 const metrics = new Map(data.metrics.map((metric) => [metric.key, metric]));
 const metricOf = (key) =>
-  metrics.get(key) ?? { key, label: key, help: "", percent: true, lower_is_better: key === "BA" };
+  metrics.get(key) ?? {
+    key,
+    label: key,
+    help: "",
+    percent: true,
+    unit: "%",
+    lower_is_better: key === "BA",
+  };
 const heatMetrics = data.metrics
   .map((metric) => metric.key)
   .filter((key) => HEAT_METRICS.includes(key) || key.startsWith("BA/"));
 
 const formatMetric = (key, value) => (metricOf(key).percent ? percent(value) : shortNumber(value));
-const unitOf = (key) => (metricOf(key).percent ? "%" : "");
+const unitOf = (key) => metricOf(key).unit;
+/** Mark a lower bound: the run ended before the event. */
+const atLeast = (censored) => (censored ? "≥ " : "");
 const withUnit = (key) =>
   unitOf(key) ? `${metricOf(key).label} (${unitOf(key)})` : metricOf(key).label;
 const scaled = (key, value) =>

@@ -27,9 +27,16 @@ function cividis(share) {
   return mix(CIVIDIS[low], CIVIDIS[low + 1], at - low);
 }
 
+/** The value at the end of the colors: 1 for rates, otherwise the largest mean of the page. */
+function heatEnd(key) {
+  if (metricOf(key).percent) return 1;
+  return Math.max(1, ...data.rows.map((row) => statOf(row, key)?.mean ?? 0));
+}
+
 /** Good values are light and bad ones dark, for every metric. */
 function heatColor(key, value) {
-  const back = cividis(metricOf(key).lower_is_better ? 1 - value : value);
+  const share = value / heatEnd(key);
+  const back = cividis(metricOf(key).lower_is_better ? 1 - share : share);
   return {
     back,
     text: contrast(back, "#ffffff") >= contrast(back, "#000000") ? "#ffffff" : "#000000",
@@ -94,6 +101,7 @@ function heatCell({ rows, metric, down, across, rest }, rowLabel, columnLabel) {
     found,
     measured,
     row: worst,
+    censored: (isWorst ? [worst] : measured).some((row) => statOf(row, metric).censored),
     value: isWorst || measured.length === 1 ? value(worst) : mean(measured.map(value)),
   };
 }
@@ -106,7 +114,7 @@ function heatNote(metric, cell) {
 
 function heatTitle(choice, cell, rowLabel, columnLabel) {
   const { metric } = choice;
-  const start = `${[rowLabel, columnLabel].filter(Boolean).join(", ")}: ${metricOf(metric).label} ${formatMetric(metric, cell.value)}`;
+  const start = `${[rowLabel, columnLabel].filter(Boolean).join(", ")}: ${metricOf(metric).label} ${atLeast(cell.censored)}${formatMetric(metric, cell.value)}`;
   if (cell.measured.length > 1) return `${start}, over ${cell.measured.length} settings`;
   const stat = statOf(cell.row, metric);
   const range = interval(metric, stat.low, stat.high);
@@ -159,7 +167,7 @@ function heatTd(choice, rowLabel, columnLabel) {
       class: split ? "split" : null,
       onclick: () => showCurves(cell.row),
     },
-    el("span", { class: "number" }, formatMetric(metric, cell.value)),
+    el("span", { class: "number" }, atLeast(cell.censored) + formatMetric(metric, cell.value)),
     el("small", {}, heatNote(metric, cell)),
   );
   return el("td", { ...marks, "data-value": cell.value }, button);
@@ -167,17 +175,19 @@ function heatTd(choice, rowLabel, columnLabel) {
 
 function heatLegend(metric) {
   const lower = metricOf(metric).lower_is_better;
-  const stops = Array.from({ length: 17 }, (_, i) => heatColor(metric, i / 16).back).join(",");
+  const highest = heatEnd(metric);
+  const stops = Array.from({ length: 17 }, (_, i) => heatColor(metric, (highest * i) / 16).back);
+  const end = (value) => `${shortNumber(scaled(metric, value))} ${unitOf(metric)}`;
   return el(
     "div",
     {
       class: "legend",
       role: "img",
-      "aria-label": `Colors from 0 % to 100 %; ${lower ? "low" : "high"} values are good and light`,
+      "aria-label": `Colors from ${end(0)} to ${end(highest)}; ${lower ? "low" : "high"} values are good and light`,
     },
-    el("span", {}, `0 % ${lower ? "(good)" : "(bad)"}`),
-    el("span", { class: "ramp", style: `background:linear-gradient(to right,${stops})` }),
-    el("span", {}, `100 % ${lower ? "(bad)" : "(good)"}`),
+    el("span", {}, `${end(0)} ${lower ? "(good)" : "(bad)"}`),
+    el("span", { class: "ramp", style: `background:linear-gradient(to right,${stops.join(",")})` }),
+    el("span", {}, `${end(highest)} ${lower ? "(bad)" : "(good)"}`),
   );
 }
 
@@ -192,7 +202,7 @@ function heatTable(choice) {
     value.startsWith("*") ? `${value.slice(1)} over ${name}` : nameValue(name, value),
   );
   const caption = [
-    `${metricOf(metric).label} in %, ${metricOf(metric).help || "mean over seeds"}`,
+    `${metricOf(metric).label} in ${unitOf(metric)}, ${metricOf(metric).help || "mean over seeds"}`,
     ...where,
   ].join("; ");
   return [

@@ -25,7 +25,7 @@ const runColumns = [
     metric: true,
     title: withUnit(key),
     help: metricOf(key).help,
-    text: (run) => formatMetric(key, run.metrics?.[key]),
+    text: (run) => atLeast(run.censored?.includes(key)) + formatMetric(key, run.metrics?.[key]),
     order: (run) => run.metrics?.[key] ?? null,
     kind: "num",
   })),

@@ -137,7 +137,10 @@ function openRun(index) {
       ["seed", String(run.seed ?? "-")],
       ...runMetrics
         .filter((key) => isNumber(run.metrics?.[key]))
-        .map((key) => [withUnit(key), formatMetric(key, run.metrics[key])]),
+        .map((key) => [
+          withUnit(key),
+          atLeast(run.censored?.includes(key)) + formatMetric(key, run.metrics[key]),
+        ]),
       ["rounds recorded", run.rounds ? String(run.rounds.index.length) : null],
     ]),
     el(
