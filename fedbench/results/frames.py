@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbench.results.run_reader import METRICS, STEALTH, RunResult, read_rounds, read_runs
+from fedbench.results.run_reader import (
+    DURABILITY,
+    METRICS,
+    STEALTH,
+    RunResult,
+    read_rounds,
+    read_runs,
+)
 
 if TYPE_CHECKING:  # the command line does without pandas
     import pandas as pd
@@ -25,6 +32,7 @@ def load(*folders: str | Path) -> pd.DataFrame:
     - `status`: finished, failed, unfinished or unreadable
     - `BA`, `MA`, `TPR`, `TNR`, `AUC`: rates between 0 and 1, NaN if undefined or not finished
     - `seconds`, `norm_ratio`, `cosine`, `benign_cosine`, and `BA/0`, ... for each backdoor
+    - `BA_cumulative`, `lifespan_50`, `lifespan_10`, `rounds_after_attack`: what follows the attack
     - every setting: `defense` is the name of the defense, `defense.f` its setting `f`. Lists are
       JSON, such as `[40, 90]`. A setting that a run lacks is missing.
     - `folder`, and the `reason` why a run failed or could not be read
@@ -92,7 +100,7 @@ def load_clients(*folders: str | Path) -> pd.DataFrame:
 def frame_of(runs: Sequence[RunResult]) -> pd.DataFrame:
     """Return one row per run."""
     by_backdoor = sorted({name for run in runs for name in run.metrics if "/" in name})
-    measured = [*METRICS, *STEALTH, *by_backdoor]
+    measured = [*METRICS, *STEALTH, *DURABILITY, *by_backdoor]
     settings = dict.fromkeys(key for run in runs for key in run.config)
     rows = [
         {**run.config, **run.metrics, "status": run.status, **_place(run), "reason": run.reason}
