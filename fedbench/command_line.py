@@ -42,7 +42,8 @@ WITH_VALUE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--config-dir", "-cd", "--experimental-rerun"), ()),
 }
 MODES = {"-m", "--multirun", "-r", "--run", "-c", "--cfg", "-i", "--info", "--hydra-help"}
-FORCE = "--force"
+# Options of fedbench, and the settings that they stand for
+OWN = {"--force": "rerun=true", "--dry-run": "+hydra.callbacks.sweep.dry_run=true"}
 NO_SETTINGS = {"--shell-completion", "-sc", "--experimental-rerun"}  # what follows is none
 # Groups whose settings depend on the choice: Hydra cannot apply them before a run of a sweep
 CHOSEN = ("attack", "dataset", "defense", "model")
@@ -68,8 +69,8 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        if word == FORCE:
-            settings.append("rerun=true")
+        if word in OWN:
+            settings.append(OWN[word])
         elif not word.startswith("-"):
             settings.append(word)
         elif name in WITH_VALUE:
@@ -92,7 +93,7 @@ def _unknown_option(name: str, value: str) -> str:
     key = name.lstrip("-").replace("-", "_")
     if key.partition(".")[0] in setting_names():
         return f"{name}: is a setting, without dashes: {key}={value}"
-    known = [*FLAGS, *WITH_VALUE, FORCE]
+    known = [*FLAGS, *WITH_VALUE, *OWN]
     return f"{name}: no such option{did_you_mean(name, known) or ';'} fedbench --help lists all"
 
 

@@ -32,6 +32,7 @@ EXAMPLES = {
 OPTIONS = {
     "-m, --multirun": "sweep over the values that commas separate",
     "--force": "short for rerun=true: do finished runs anew",
+    "--dry-run": "list what would run, what is done and the time left; run nothing",
     "--config-dir FOLDER --config-name NAME": "run NAME.yaml of FOLDER, such as a sweep",
     "--cfg job": "print all settings of the run as YAML, and do not run",
     "--version": "print the version",

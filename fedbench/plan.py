@@ -157,10 +157,20 @@ class Plan:
         """Directories of the same run with fewer rounds, the longest first."""
         parent = self.folder.path.parent
         names = {path.name for path in parent.iterdir()} if parent.is_dir() else set()
-        for rounds in range(self.config.rounds - 1, 0, -1):
+        for rounds in range(self.config.rounds - 1, 0, -1) if names else ():
             path = self._path(replace(self.config, rounds=rounds))
             if path.name in names:
                 yield RunDir(path)
+
+    def finished_elsewhere(self) -> Iterator[RunDir]:
+        """Directories under other names in `out` where the same run has finished."""
+        out = Path(self.config.out)
+        if self.config.rerun or not out.is_dir():
+            return
+        for other in sorted(out.iterdir()):
+            run = RunDir(other / self.folder.id)
+            if other.name != self.config.name and run.finished() is not None:
+                yield run
 
     def _path(self, config: RunConfig) -> Path:
         return Path(config.out, config.name, config.run_id(self._versions))
@@ -213,8 +223,9 @@ def _checkpoint_of(path: str) -> Path:
         file_digest(file)
     except OSError as error:
         raise UserError(
-            f"pretrained={path}: cannot be read ({error.strerror}); expected a checkpoint, "
-            "such as checkpoint.pt of a run or a file in <out>/.pretrained, or a folder with one run"
+            f"pretrained={path}: cannot be read ({error.strerror}); expected a "
+            "checkpoint, such as checkpoint.pt of a run or a file in <out>/.pretrained, "
+            "or a folder with one run"
         ) from error
     return file
 

@@ -36,17 +36,23 @@ def pretrained(plan: Plan, federation: Federation, display: RunDisplay) -> Check
 
 
 def is_due(plan: Plan) -> bool:
-    """Whether benign rounds before round 0 are still to be trained.
+    """Whether benign rounds before round 0 are still to be trained."""
+    return rounds_due(plan) > 0
+
+
+def rounds_due(plan: Plan) -> int:
+    """Number of benign rounds before round 0 that are still to be trained.
 
     Reads no tensors. A model that turns out to be damaged is due after all, in `train`.
     """
     if plan.config.pretrained is not None or not plan.config.pretrain_rounds:
-        return False
+        return 0
     path = _path(plan)
-    if not path.exists() or plan.starts_over(path):
-        return True
-    next_round = next_round_of(path)
-    return next_round is None or next_round < 0
+    if path.exists() and not plan.starts_over(path):
+        next_round = next_round_of(path)
+        if next_round is not None:
+            return max(-next_round, 0)
+    return plan.config.pretrain_rounds
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from fedbench.results.checkpoint import Checkpoint
 from fedbench.results.continuation import continue_shorter
 from fedbench.results.origin import Origin
 from fedbench.results.provenance import has_changed_since, provenance
+from fedbench.results.reuse import take_over
 from fedbench.results.run_dir import Record
 from fedbench.results.summary import summarise
 from fedbench.rng import derive, seeded
@@ -44,7 +45,7 @@ LONG = 200_000  # trained labels from which a run is worth starting several proc
 def run(config: RunConfig, origin: Origin | None = None) -> Record:
     """Run, resume or skip a configuration; return its summary."""
     plan = replace(Plan.of(config), origin=origin)
-    if (finished := _finished(plan)) is not None:
+    if (finished := _finished(plan) or _taken_over(plan)) is not None:
         return finished
     resources.check_accelerator(plan.executor.accelerator)
     if not resources.in_sweep():  # otherwise the sweep has announced it
@@ -170,6 +171,16 @@ def _finished(plan: Plan) -> Record | None:
             display.say(f"{plan.title}  fedbench has changed since; rerun=true runs it again")
         display.close(summary, skipped=True)
     return summary
+
+
+def _taken_over(plan: Plan) -> Record | None:
+    """Copy the run if it has finished under another name; return its summary."""
+    if sources := [*plan.finished_elsewhere()]:
+        with plan.folder.locked():
+            for line in take_over(plan.folder, sources, plan.config, plan.origin):
+                _display(plan).say(f"{plan.title}  {line}")
+        return _finished(plan)
+    return None
 
 
 def _start_over_or_continue(plan: Plan) -> None:

@@ -61,6 +61,7 @@ KEYS = [
     "executor",
     "local_epochs",
     "lr",
+    "lr_decay",
     "malicious",
     "model",
     "momentum",
@@ -85,8 +86,8 @@ KEYS = [
     "weight_decay",
 ]
 GROUPS = [
-    *("attack", "dataset", "defense", "executor", "model", "scenario", "tracker"),
-    *("tuned", "tuned_attack"),
+    *("attack", "dataset", "defense", "executor", "model", "scenario", "size", "tracker"),
+    *("sized", "tuned", "tuned_attack"),
 ]
 ROUND_KEYS = [
     "round",
@@ -118,6 +119,10 @@ SUMMARY_KEYS = [
     "cosine",
     "benign_cosine",
     "BA_by_backdoor",
+    "BA_cumulative",
+    "lifespan_50",
+    "lifespan_10",
+    "rounds_after_attack",
     "rounds",
     "seconds",
     "seconds_by_step",

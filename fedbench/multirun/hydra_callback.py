@@ -5,30 +5,39 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from filelock import Timeout
 from hydra.core.global_hydra import GlobalHydra
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
+from rich.text import Text
 
 from fedbench.collector import fast_imports
 from fedbench.config import RunConfig
+from fedbench.default_settings import origin_of
 from fedbench.display import run_events
-from fedbench.display.console import announce_start, failing_output_ignored
+from fedbench.display.console import (
+    announce_start,
+    console_for_output,
+    failing_output_ignored,
+    print_text,
+)
 from fedbench.display.sweep_panel import DONE, LEFT, RunState, labels
 from fedbench.errors import UserError, print_error
-from fedbench.multirun import launchers, sweeper
+from fedbench.multirun import launchers, resources, sweeper
 from fedbench.multirun.failed_runs import failed_runs, print_failed_runs
 from fedbench.multirun.parent_watch import exit_with_parent
 from fedbench.multirun.scratch import ScratchFolder
 from fedbench.multirun.sweep_watch import SweepWatch
 from fedbench.multirun.worker_pool import WorkerPool
 from fedbench.results.atomic_files import write_atomically
+from fedbench.results.origin import Origin
 from fedbench.results.planned_runs import write_planned_runs
 from fedbench.results.provenance import has_changed_since
 from fedbench.results.run_reader import read_runs
@@ -48,44 +57,55 @@ class SweepCallback(Callback):
     events: ClassVar[ScratchFolder | None] = None
     job_files: ClassVar[Path | None] = None
 
-    def __init__(self, listing: str | None = None) -> None:
-        """`listing`: file to list the runs in, for the Python process that started the command."""
+    def __init__(self, listing: str | None = None, dry_run: bool = False) -> None:
+        """`listing`: file to list the runs in, for the Python process that started the command.
+
+        `dry_run`: check all runs and print what would be done about them, but start nothing.
+        """
         self.listing = listing
+        self.dry_run = dry_run
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Check the run of a command without `-m`, instead of starting it, with `dry_run`."""
+        if self.dry_run:
+            with _exit_after():
+                announce_start("checking 1 run")
+                (plan,) = _plans([_settings_of(config.copy())])
+                if plan.finished() is None and not any(plan.finished_elsewhere()):
+                    resources.check_accelerator(plan.executor.accelerator)
+                _print_dry_run(config, [plan], [""])
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """List the run of a command without `-m`."""
         if self.listing is not None and config.hydra.mode == RunMode.RUN:
-            composed = config.copy()
-            with open_dict(composed), suppress(Exception):  # the run itself reports errors
-                del composed["hydra"]
-                run = RunConfig.from_hydra(composed)
-                from fedbench.plan import Plan
-
-                self._list_runs([Plan.of(run)])
+            with suppress(Exception):  # the run itself reports errors
+                self._list_runs(_plans([_settings_of(config.copy())]))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Compose and check every run before the first one starts."""
-        try:
+        with _exit_after(success=self.dry_run):
             runs = _runs_of(config)
             announce_start(f"checking {len(runs)} runs" if runs else "starting the sweeper")
-            SweepCallback.workers = launchers.prepare_workers(config, len(runs))
-            configs = [_compose(config, overrides) for overrides in runs]
-            with fast_imports():
-                from fedbench.plan import Plan
+            if not self.dry_run:
+                SweepCallback.workers = launchers.prepare_workers(config, len(runs))
+            plans = _plans([_compose(config, overrides) for overrides in runs])
+            if self.dry_run:
+                _print_dry_run(config, plans, labels(runs))
+            else:
+                self._prepare(config, plans, labels(runs))
 
-            plans = [Plan.of(run) for run in configs]
-            by_folder = {plan.folder.path: plan for plan in plans}  # drops duplicate runs
-            names = [plan.folder.path for plan in plans]
-            SweepCallback.runs = dict(zip(names, labels(runs), strict=True))
-            self._list_runs([*by_folder.values()], config.hydra.sweep.dir)
-            launchers.name_sweep(config)
-            launchers.share_machine(config, [*by_folder.values()], self.workers is not None)
-            if plans:
-                _write_planned(plans, labels(runs))
-                self._watch(config, plans, labels(runs))
-        except Exception as error:
-            print_error(error)
-            sys.exit(1)  # see `on_multirun_end`
+    def _prepare(self, config: DictConfig, plans: Sequence[Plan], names: Sequence[str]) -> None:
+        """Set up everything that the runs of the sweep need; `names` are their labels."""
+        by_folder = {plan.folder.path: plan for plan in plans}  # drops duplicate runs
+        paths = [plan.folder.path for plan in plans]
+        SweepCallback.runs = dict(zip(paths, names, strict=True))
+        self._list_runs([*by_folder.values()], config.hydra.sweep.dir)
+        _take_over(plans, names)
+        launchers.name_sweep(config)
+        launchers.share_machine(config, [*by_folder.values()], self.workers is not None)
+        if plans:
+            _write_planned(plans, names)
+            self._watch(config, plans, names)
 
     def _watch(self, config: DictConfig, plans: Sequence[Plan], names: Sequence[str]) -> None:
         """Show the progress of the runs until `close`."""
@@ -154,8 +174,22 @@ class SweepCallback(Callback):
             except Exception as error:
                 print_error(error, brief=True)
         if not complete:
-            # Hydra turns an exception of a callback into a warning, but lets SystemExit pass.
-            sys.exit(1)
+            sys.exit(1)  # see `_exit_after`
+
+
+@contextmanager
+def _exit_after(success: bool = True) -> Iterator[None]:
+    """Exit with an error after an exception, which is printed, and with `success` in any case.
+
+    Hydra turns an exception of a callback into a warning, but lets SystemExit pass.
+    """
+    try:
+        yield
+    except Exception as error:
+        print_error(error)
+        sys.exit(1)
+    if success:
+        sys.exit()
 
 
 def _print_table(folders: Iterable[Path], sweep: str) -> None:
@@ -195,11 +229,49 @@ def _runs_of(config: DictConfig) -> list[list[str]]:
     )
 
 
-def _compose(config: DictConfig, overrides: list[str]) -> RunConfig:
+def _compose(config: DictConfig, overrides: list[str]) -> tuple[RunConfig, Origin]:
     composed = sweeper.composed(config, overrides, GlobalHydra.instance().config_loader())
+    run, origin = _settings_of(composed)
+    if run.executor.get("accelerator") == "auto":
+        launchers.check_local(config)
+    return run, origin
+
+
+def _settings_of(composed: DictConfig) -> tuple[RunConfig, Origin]:
+    """Return the settings of a run and how the user came to them; `composed` loses Hydra's part."""
+    job = composed.hydra
     with open_dict(composed):
         del composed["hydra"]
     run = RunConfig.from_hydra(composed)
-    if run.executor.get("accelerator") == "auto":
-        launchers.check_local(config)
-    return run
+    return run, origin_of(run, job)
+
+
+def _plans(runs: Iterable[tuple[RunConfig, Origin]]) -> list[Plan]:
+    with fast_imports():
+        from fedbench.plan import Plan
+
+    return [replace(Plan.of(run), origin=origin) for run, origin in runs]
+
+
+def _print_dry_run(config: DictConfig, plans: Sequence[Plan], names: Sequence[str]) -> None:
+    from fedbench.multirun.dry_run import print_dry_run
+
+    if not plans:
+        name = config.hydra.runtime.choices["hydra/sweeper"]
+        raise UserError(f"--dry-run: hydra/sweeper={name} picks its runs only while others run")
+    titles: dict[Path, str] = {}
+    for plan, name in zip(plans, names, strict=True):
+        titles.setdefault(plan.folder.path, name or plan.title)
+    by_folder = {plan.folder.path: plan for plan in plans}
+    print_dry_run(config, {title: by_folder[path] for path, title in titles.items()})
+
+
+def _take_over(plans: Sequence[Plan], names: Sequence[str]) -> None:
+    """Copy the runs that have finished under another name, so that the sweep shows them as done."""
+    from fedbench.results.reuse import take_over
+
+    for plan, name in zip(plans, names, strict=True):
+        if plan.finished() is None and (sources := [*plan.finished_elsewhere()]):
+            with suppress(Timeout), plan.folder.locked(wait=False):  # else another command runs it
+                for line in take_over(plan.folder, sources, plan.config, plan.origin):
+                    print_text(console_for_output(), Text(f"{name or plan.title}  {line}"))

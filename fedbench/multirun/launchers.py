@@ -42,13 +42,29 @@ def prepare_workers(config: DictConfig, n_runs: int) -> WorkerPool | None:
     launcher = config.hydra.launcher
     if launcher.get("n_jobs") is None:
         return None
-    if launcher.n_jobs < 1:  # joblib's -1 means all cores
-        launcher.n_jobs = resources.n_cores()
+    launcher.n_jobs = _n_jobs(launcher)
     if n_runs:  # 0: the sweeper picks its runs one by one
         launcher.n_jobs = min(launcher.n_jobs, n_runs)
     if launcher.n_jobs == 1:  # joblib runs in this process
         return None
     return WorkerPool()
+
+
+def n_at_a_time(config: DictConfig, plans: Sequence[Plan]) -> int:
+    """Number of these runs that the launcher would run at a time."""
+    n, launcher = 1, config.hydra.launcher
+    if kind(config) == "JoblibLauncher":
+        n = _n_jobs(launcher)
+    elif kind(config) == "SlurmLauncher":
+        n = launcher.array_parallelism
+    elif plans and kind(config) in ("LocalLauncher", "RayLauncher"):
+        n = _n_fitting(plans)
+    return max(min(n, len(plans)), 1)
+
+
+def _n_jobs(launcher: DictConfig) -> int:
+    n = int(launcher.n_jobs)
+    return n if n >= 1 else resources.n_cores()  # joblib's -1 means all cores
 
 
 def name_sweep(config: DictConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from filelock import Timeout
@@ -19,23 +19,39 @@ def continue_shorter(folder: RunDir, shorter: Iterable[RunDir], config: RunConfi
 
     Return lines that say which, and why others cannot be continued.
     """
-    lines: list[str] = []
     if folder.checkpoint_file.exists():
-        return lines
-    for source in shorter:
+        return []
+
+    def copy(source: RunDir) -> str | None:
+        if not source.rounds():
+            return None
+        return f"continues {source.path.name} after its {_copy(source, folder, config)} rounds"
+
+    return copy_first("continue", shorter, copy)
+
+
+def copy_first(
+    verb: str, sources: Iterable[RunDir], copy: Callable[[RunDir], str | None]
+) -> list[str]:
+    """Call `copy` with one source after the other until it returns a line.
+
+    No other process runs the source meanwhile. Return the line, and those that say why earlier
+    sources could not be used.
+    """
+    lines: list[str] = []
+    for source in sources:
         try:
             with source.locked(wait=False):
-                if not source.rounds():
-                    continue
-                n_rounds = _copy(source, folder, config)
+                line = copy(source)
         except Timeout:
-            lines.append(f"cannot continue {source.path.name}, which is still running")
+            lines.append(f"cannot {verb} {source.path}, which is still running")
         except WriteError:
             raise
         except UserError as error:
-            lines.append(f"cannot continue {source.path.name}: {error}")
+            lines.append(f"cannot {verb} {source.path}: {error}")
         else:
-            return [*lines, f"continues {source.path.name} after its {n_rounds} rounds"]
+            if line is not None:
+                return [*lines, line]
     return lines
 
 

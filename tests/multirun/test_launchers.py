@@ -116,6 +116,26 @@ def test_jobs_of_submitit_that_do_not_fit_wait_for_a_slot(tmp_path: Path) -> Non
     assert variables(config)[resources.PARALLEL] == "3"
 
 
+@pytest.mark.parametrize(
+    ("launcher", "n_runs", "expected"),
+    [
+        ({"_target_": "x.JoblibLauncher", "n_jobs": 4}, 9, 4),
+        ({"_target_": "x.JoblibLauncher", "n_jobs": 4}, 3, 3),
+        ({"_target_": "x.JoblibLauncher", "n_jobs": -1}, 9, 8),
+        ({"_target_": "x.JoblibLauncher", "n_jobs": 4}, 0, 1),
+        ({"_target_": "x.BasicLauncher"}, 9, 1),
+        ({"_target_": "x.SlurmLauncher", "array_parallelism": 5}, 9, 5),
+        ({"_target_": "x.LocalLauncher"}, 9, 4),  # of two threads each
+        ({"_target_": "x.LocalLauncher"}, 0, 1),
+    ],
+)
+def test_a_dry_run_knows_how_many_runs_the_launcher_would_start(
+    launcher: dict[str, Any], n_runs: int, expected: int, tmp_path: Path
+) -> None:
+    runs = plans(tmp_path, n_runs, threads=2)
+    assert launchers.n_at_a_time(hydra_config(launcher), runs) == expected
+
+
 def test_finished_runs_take_no_cores(tmp_path: Path) -> None:
     runs = plans(tmp_path, 3)
     for run in runs[:2]:
