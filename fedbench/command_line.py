@@ -197,6 +197,8 @@ def _postponed(override: Override) -> str:
     belongs = (group in CHOSEN and inner) or (group in config_groups() and len(inner) > 1)
     if not belongs or override.is_sweep_override() or override.is_delete():
         return str(override.input_line)
+    if override.value() is None:  # which `choice` refuses
+        return f"+hydra.sweeper.params={{{key}:'null'}}"
     return f"{key}=choice({override.get_value_element_as_str() or repr('')})"
 
 

@@ -1,11 +1,8 @@
-"""RunConfig: the typed schema of `conf/config.yaml`, its checks and the run id."""
+"""RunConfig: the typed schema of `conf/config.yaml`, and its checks."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -44,11 +41,6 @@ LONGEST_NAME = 200  # bytes; a file name may have 255 in most file systems
 NO_EFFECT = (
     *("name", "out", "rerun", "tracker", "dataset.root", "pretrained"),
     *("executor.devices", "executor.capture"),
-)
-# Settings that do not change the pretrained model either.
-NO_EFFECT_BEFORE_ROUND_0 = (
-    *("defense", "attack", "dataset.backdoors", "pmr", "pdr", "pdr_step", "pdr_end", "malicious"),
-    *("rounds", "attack_start", "attack_rounds", "evaluate_every"),
 )
 
 
@@ -257,43 +249,10 @@ class RunConfig:
         if not valid:
             raise UserError(f"{key}={shown(getattr(self, key))}: must be {rule}")
 
-    def run_id(self, versions: Mapping[str, int | str]) -> str:
-        """Return the defense's name and a short hash of everything that affects the results."""
-        settings = self._settings_without(NO_EFFECT) | {"versions": dict(versions)}
-        return f"{self.defense['name']}-{_digest(settings)}"
-
-    def pretrain_id(self, versions: Mapping[str, int | str]) -> str:
-        """Return a short hash of everything that affects the benign rounds before round 0."""
-        config = self.pretraining
-        used = PARTITIONS[config.partition].setting
-        ignored = [p.setting for p in PARTITIONS.values() if p.setting not in (None, used)]
-        config = replace(config, **{key: getattr(RunConfig, key) for key in ignored})  # defaults
-        settings = config._settings_without(NO_EFFECT + NO_EFFECT_BEFORE_ROUND_0)
-        return _digest(settings | {"versions": dict(versions)})
-
-    def _settings_without(self, keys: tuple[str, ...]) -> dict[str, Any]:
-        """Return the settings without `keys`, normalized: equivalent settings become equal."""
-        settings = asdict(self) | {"pool": self.pool_size}
-        if len(self.client_counts) == 1:
-            settings["n_clients"] = self.fewest_clients
-        if self.pretraining.split == self.split:
-            del settings["pretrain_non_iid"]
-        if self.lr_decay == 1:  # as before there was this setting
-            del settings["lr_decay"]
-        for key in keys:
-            group, _, field_name = key.rpartition(".")
-            (settings[group] if group else settings).pop(field_name, None)
-        return settings
-
 
 def rounded_count(rate: float, n: int) -> int:
     """Return rate * n, rounded to the nearest integer; a half is rounded up."""
     return int(rate * n + 0.5)
-
-
-def _digest(settings: dict[str, Any]) -> str:
-    text = json.dumps(settings | {"results": RESULTS_VERSION}, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
 
 
 def register_schema() -> None:

@@ -22,6 +22,7 @@ from fedbench.results.origin import Origin, title
 from fedbench.results.provenance import started_at
 from fedbench.results.run_dir import Record, RunDir
 from fedbench.results.settings import flat
+from fedbench.run_ids import pretrain_id, run_id
 from fedbench.tracking.trackers import TRACKERS, Tracker
 
 
@@ -173,7 +174,7 @@ class Plan:
                 yield run
 
     def _path(self, config: RunConfig) -> Path:
-        return Path(config.out, config.name, config.run_id(self._versions))
+        return Path(config.out, config.name, run_id(config, self._versions))
 
     @cached_property
     def _versions(self) -> dict[str, int | str]:
@@ -200,7 +201,7 @@ class Plan:
     @cached_property
     def pretrain_id(self) -> str:
         """Short hash of everything that affects the benign rounds before round 0."""
-        return self.config.pretrain_id(self._versions_before_round_0)
+        return pretrain_id(self.config, self._versions_before_round_0)
 
     def _possible_backdoors(self) -> Sequence[Backdoor]:
         """The backdoors; all candidates if the samples decide, after loading."""

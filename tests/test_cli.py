@@ -242,6 +242,10 @@ MISTAKES = {
         ["-m", "defense=krum,flame", "defense.flame.noise=0.1", "rounds=0"],
         ["rounds=0: must be a whole number from 1 to 100000"],
     ),
+    "range, and settings of one defense that are off": (
+        ["-m", "defense=baybfed", "defense.norm_range=null", "defense.score_cap=null", "rounds=0"],
+        ["rounds=0: must be a whole number from 1 to 100000"],
+    ),
     "misspelt group": (
         ["defence=krum"],
         ["defence: no such setting; did you mean defense? fedbench"],
@@ -657,7 +661,7 @@ def test_help_explains_every_setting_in_80_columns(tmp_path: Path) -> None:
     assert max(map(len, ended.out)) <= 80
     rows = [line.split(maxsplit=1) for line in ended.out if re.match(r"  [a-z_.]+=", line)]
     labels = [row[0].partition("=")[0] for row in rows]
-    groups = [group for group in GROUPS if not group.startswith("tuned")]
+    groups = [group for group in GROUPS if not group.startswith(("sized", "tuned"))]
     top_level = [label for label in labels if "." not in label]
     assert sorted(top_level) == sorted({*KEYS, *groups})
     text = " ".join(" ".join(ended.out).split())

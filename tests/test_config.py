@@ -16,11 +16,13 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import fedbench
+from fedbench import run_ids
 from fedbench.config import RunConfig, register_schema
 from fedbench.defense import DEFENSES
 from fedbench.errors import UserError
 from fedbench.multirun import sweeper
 from fedbench.plan import Plan
+from fedbench.run_ids import settings_without
 
 ROOT = Path(fedbench.__file__).parent.parent
 GROUPS = ("defense", "attack", "dataset", "model", "executor", "tracker")
@@ -155,10 +157,10 @@ def test_lr_falls_by_a_factor_after_every_round_benign_ones_before_round_0_inclu
 
 
 def test_a_constant_learning_rate_leaves_the_run_id_as_it_was() -> None:
-    assert "lr_decay" not in RunConfig()._settings_without(())
+    assert "lr_decay" not in settings_without(RunConfig(), ())
     defense = {"name": "krum"}
     falling, constant = (RunConfig(defense=defense, lr_decay=decay) for decay in (0.9, 1.0))
-    assert falling.run_id({}) != constant.run_id({})
+    assert run_ids.run_id(falling, {}) != run_ids.run_id(constant, {})
 
 
 def test_schema_and_config_yaml_have_the_same_defaults() -> None:
@@ -341,9 +343,9 @@ def test_pretrain_non_iid_has_no_effect_without_pretraining_by_class(where: str)
 
 def test_a_new_setting_keeps_the_ids_of_runs_that_do_not_use_it() -> None:
     """Otherwise finished runs, and pretrained models that took hours, would be computed again."""
-    assert "pretrain_non_iid" not in config()._settings_without(())
-    assert config()._settings_without(())["n_clients"] == 30
-    assert config("pretrain_non_iid=0")._settings_without(())["pretrain_non_iid"] == 0
+    assert "pretrain_non_iid" not in settings_without(config(), ())
+    assert settings_without(config(), ())["n_clients"] == 30
+    assert settings_without(config("pretrain_non_iid=0"), ())["pretrain_non_iid"] == 0
 
 
 def test_a_pmr_that_rounds_to_no_client_is_a_user_error() -> None:

@@ -143,8 +143,8 @@ def test_a_folder_with_one_finished_run_names_its_model(tmp_path: Path) -> None:
     run(config(tmp_path, name="model", seed=1))
     with pytest.raises(UserError, match=message):
         Plan.of(config(tmp_path, pretrained=str(tmp_path / "model")))
+    (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty: must hold one finished run, holds 0"):
-        (tmp_path / "empty").mkdir()
         Plan.of(config(tmp_path, pretrained=str(tmp_path / "empty")))
 
 

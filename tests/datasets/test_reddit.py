@@ -32,6 +32,7 @@ from fedbench.datasets.reddit_dumps import tokenize
 from fedbench.errors import UserError
 from fedbench.metrics import IGNORED
 from fedbench.models import MODELS
+from fedbench.run_ids import run_id
 
 UNK, EOS = 0, 1
 Post = tuple[str, str]
@@ -390,7 +391,7 @@ def test_the_path_is_part_of_the_run_id() -> None:
     one, other = (
         RunConfig(defense={"name": "x"}, dataset={"name": "reddit", "path": p}) for p in "ab"
     )
-    assert one.run_id({}) != other.run_id({})
+    assert run_id(one, {}) != run_id(other, {})
     assert "root" not in {field.name for field in dataclasses.fields(Reddit)}
 
 

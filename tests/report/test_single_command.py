@@ -19,6 +19,7 @@ from fedbench.report.comparison import compare
 from fedbench.report.single_command import single_command
 from fedbench.results.origin import Origin
 from fedbench.results.run_reader import RunResult, read_runs
+from fedbench.run_ids import run_id
 
 SWEEPS = [
     ["defense=krum,flame", "seed=3", "pmr=0.3"],
@@ -56,7 +57,7 @@ def test_it_gives_the_same_settings(tmp_path: Path, sweep: list[str]) -> None:
         assert " -m " not in command.removeprefix("python -m fedbench")
         config = RunConfig(**again)
         first = RunConfig(**yaml.safe_load((folder / "config.yaml").read_text()))
-        assert config.run_id({}) == first.run_id({})
+        assert run_id(config, {}) == run_id(first, {})
 
 
 def test_it_is_short(tmp_path: Path) -> None:
