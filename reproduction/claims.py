@@ -58,9 +58,7 @@ class Claim:
         distance = abs(self.ours.mean - self.expected)
         if distance <= CLOSE + ROUNDING:
             return Verdict.REPRODUCED
-        low, high = self.ours.low, self.ours.high
-        inside = low is not None and high is not None and low <= self.expected <= high
-        return Verdict.PARTLY if inside or distance <= NEAR + ROUNDING else Verdict.NOT
+        return Verdict.PARTLY if distance <= NEAR + ROUNDING else Verdict.NOT
 
     @property
     def verdict(self) -> Verdict:

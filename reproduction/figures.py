@@ -44,6 +44,7 @@ def write_figures(kept: Path, docs: Path) -> None:
         drawn["table3"] = table3_figure(table3, paper_numbers())
     for sweep, figure in drawn.items():
         path = docs / figure_name(sweep)
+        path.parent.mkdir(parents=True, exist_ok=True)
         save_figure(figure, path.parent, path.stem, ["svg"])
 
 
