@@ -20,6 +20,10 @@ ROUNDING = 1e-9
 # days on 2 cores.
 STAND_INS = {"reddit": ["reddit_sample"], "iot": ["iot_sample"], "cifar10": ["fmnist"]}
 Run = Mapping[Any, Any]  # a row of the kept results
+BOUNDS = {
+    **dict.fromkeys(("MA_lost", "cosine"), (-1.0, 1.0)),
+    **dict.fromkeys(("norm_ratio", "lifespan_50", "lifespan_10", "recovery"), (0.0, math.inf)),
+}
 BACKDOORS = "attack.backdoors"  # of the run; the paper's triggers are not known
 
 
@@ -82,12 +86,11 @@ def claims_of(
 
 
 def over_seeds(runs: pd.DataFrame, metric: str) -> Estimate | None:
-    """Mean and interval of a rate over the seeds of runs that share their other settings."""
+    """Mean and interval of a metric over the seeds of runs that share their other settings."""
     if runs["seed"].duplicated().any():
         raise ValueError(f"several runs of a seed: {', '.join(runs['run'])}")
     values = {seed: float(value) for seed, value in zip(runs["seed"], runs[metric], strict=True)}
-    bounds = (-1.0, 1.0) if metric in ("MA_lost", "cosine") else (0.0, 1.0)
-    return estimate(values, bounds)
+    return estimate(values, BOUNDS.get(metric, (0.0, 1.0)))
 
 
 def _measured(value: ReportedValue, runs: pd.DataFrame) -> tuple[str, pd.DataFrame]:

@@ -46,8 +46,8 @@ class Experiment:
     reasons: Sequence[Reason] = ()
 
     def why(self, claim: Claim) -> str:
-        """Return the likely reason why a number is not ours; empty if it is, or if unknown."""
-        if claim.agreement is Verdict.REPRODUCED:
+        """Return the likely reason for another number; empty if there is none, or no reason."""
+        if claim.agreement in (Verdict.REPRODUCED, Verdict.UNTESTED):
             return ""
         return next((reason.why for reason in self.reasons if reason.fits(claim)), "")
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from fedbench.report.figures.layout import DOUBLE, LINE, Legend, Margins, grid, panel_title
 from fedbench.report.figures.score_panels import draw_panels
 from fedbench.report.plotting import BLACK, PAPER_STYLE, RED, plot_style, save_figure
-from fedbench.report.reported import SHIPPED, read_reported
+from fedbench.report.reported import SAMPLE, SHIPPED, read_reported
 from fedbench.results.run_rounds import Verdicts
 from fedbench.results.settings import show
-from reproduction.claims import STAND_INS, over_seeds
+from reproduction.claims import over_seeds
 from reproduction.kept import read
-from reproduction.tables import grouped
+from reproduction.tables import grouped, in_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 VARIED = {"maxjd_non_iid": "non_iid", "maxjd_pmr": "pmr"}
+THEIRS: dict[str, Any] = {"color": RED, "marker": "D", "ls": "none", "markerfacecolor": "white"}
 N_ACROSS = 3  # panels of scores: one row per data set
 Numbers = Mapping[tuple[str, str, str], float]  # data set, defense, metric -> the paper's number
 
@@ -66,11 +67,11 @@ def score_figure(scores: pd.DataFrame, key: str) -> Figure:
 
 
 def paper_numbers() -> Numbers:
-    """Return the numbers of Table 3, also under the names of data sets that stand in."""
+    """Return the numbers of Table 3, also under the names of samples that stand in."""
     numbers: dict[tuple[str, str, str], float] = {}
     for value in read_reported([SHIPPED]):
         if value.where == "Table 3" and value.attack == "constrain_and_scale":
-            for dataset in (value.dataset, *STAND_INS.get(value.dataset, ())):
+            for dataset in (value.dataset, value.dataset + SAMPLE):
                 for metric, number in value.metrics.items():
                     numbers.setdefault((dataset, value.defense, metric), number)
     return numbers
@@ -81,12 +82,10 @@ def table3_figure(runs: pd.DataFrame, paper: Numbers) -> Figure:
     """Draw BA and MA of each defense, ours with intervals and the paper's, by data set."""
     from matplotlib.lines import Line2D
 
-    datasets = sorted(runs["dataset"].unique())
-    defenses = [*dict.fromkeys(runs["defense"])][::-1]
+    datasets = sorted(runs["dataset"].unique(), key=in_order)
+    defenses = sorted(runs["defense"].unique(), key=in_order, reverse=True)
     ours = Line2D([], [], color=BLACK, marker="o", linestyle="-", label="ours, 95 % interval")
-    theirs = Line2D(
-        [], [], color=RED, marker="D", linestyle="none", markerfacecolor="white", label="the paper"
-    )
+    theirs = Line2D([], [], label="the paper; its words and traffic are other data", **THEIRS)
     legend = Legend([ours, theirs], DOUBLE)
     margins = Margins(
         left=0.62, bottom=0.22, top=legend.height + LINE + 0.06, between=0.14, below=0.42
@@ -119,9 +118,7 @@ def _draw_rates(
             axes.plot([100 * found.mean], [place], color=BLACK, marker="o", linestyle="none")
         if (dataset, defense, metric) in paper:
             x = 100 * paper[dataset, defense, metric]
-            axes.plot(
-                [x], [place], color=RED, marker="D", linestyle="none", markerfacecolor="white"
-            )
+            axes.plot([x], [place], **THEIRS)
     axes.set_xlim(-4, 104)
     axes.set_xticks([0, 50, 100])
     axes.set_yticks(range(len(defenses)), defenses)

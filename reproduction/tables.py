@@ -19,6 +19,20 @@ MARKS = {
     Verdict.NOT: "✗",
     Verdict.UNTESTED: "",
 }
+# Data sets and defenses in the paper's order, attacks after no attack
+ORDER = (
+    *(
+        "reddit",
+        "reddit_sample",
+        "cifar10",
+        "mnist",
+        "fmnist",
+        "fmnist_sample",
+        "iot",
+        "iot_sample",
+    ),
+    *("none", "fedavg", "krum", "foolsgold", "auror", "afa", "dp", "median", "flame", "baybfed"),
+)
 SUCCESS = 0.5  # a higher BA is a success of the attack
 HARMLESS = 0.1  # a rule stops an attack if BA, beyond that of a clean model, is at most this
 
@@ -35,10 +49,10 @@ def percent(value: float) -> str:
 
 
 def interval(found: Estimate | None, text: Callable[[float], str] = percent) -> str:
-    """Format a mean with its 95 % interval: `1.3 [0.9, 1.7]`."""
+    """Format a mean with its 95 % interval, `1.3 [0.9, 1.7]`, unless it has one value."""
     if found is None:
         return "-"
-    if found.low is None or found.high is None:
+    if found.low is None or found.high is None or text(found.low) == text(found.high):
         return text(found.mean)
     return f"{text(found.mean)} [{text(found.low)}, {text(found.high)}]"
 
@@ -103,9 +117,15 @@ def _cell(runs: pd.DataFrame, metric: str) -> str:
 
 
 def grouped(runs: pd.DataFrame, keys: Sequence[str]) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
-    """Split runs by settings, in natural order; defenses in order of appearance in the sweep."""
+    """Split runs by settings, in natural order; data sets and defenses as the paper has them."""
     groups = [(key, same) for key, same in runs.groupby(list(keys), sort=False)]
-    return sorted(groups, key=lambda group: [natural_order(str(value)) for value in group[0]])
+    return sorted(groups, key=lambda group: [in_order(value) for value in group[0]])
+
+
+def in_order(value: object) -> tuple[Any, ...]:
+    """Sort key of a setting."""
+    name = str(value)
+    return (0, ORDER.index(name)) if name in ORDER else (1, *natural_order(name))
 
 
 def summary_table(by_experiment: Mapping[str, Sequence[Claim]]) -> str:
