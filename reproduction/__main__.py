@@ -10,6 +10,7 @@ from pathlib import Path
 from fedbench.errors import UserError
 from fedbench.report.report_data import read_report_data
 from fedbench.results.atomic_files import write_atomically
+from reproduction.experiments import read_experiments
 from reproduction.figures import write_figures
 from reproduction.kept import keep
 from reproduction.page import page
@@ -32,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept = options.docs / "reproduction"
     try:
         if options.folders:
-            print(f"kept: {', '.join(keep(read_report_data(options.folders), kept))}")
+            sweeps = {sweep for experiment in read_experiments() for sweep in experiment.sweeps}
+            found = keep(read_report_data(options.folders), kept, sweeps)
+            print(f"kept: {', '.join(found) or 'nothing: no finished run of these sweeps'}")
         write_figures(kept, options.docs)
         path, text = options.docs / "reproduction.md", page(kept)
         write_atomically(path, lambda file: file.write(text.encode("utf-8")))

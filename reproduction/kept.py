@@ -7,7 +7,7 @@ line per round, NAME_scores.csv a line per client of one round.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,16 @@ LAST = ("seed", "round", "place", *METRICS, CENSORED, *PROVENANCE)  # columns
 Row = Mapping[str, Any]
 
 
-def keep(data: ReportData, folder: Path) -> list[str]:
-    """Merge finished runs into the kept ones, by run id; return the names of their sweeps."""
+def keep(data: ReportData, folder: Path, sweeps: Collection[str]) -> list[str]:
+    """Merge the finished runs of some sweeps into the kept ones, by run id.
+
+    Return the names of the sweeps that have any.
+    """
     by_sweep: dict[str, list[RunResult]] = {}
     for run in data.runs:
-        if run.status == "finished":
-            by_sweep.setdefault(run.folder.parent.name, []).append(run)
+        sweep = run.folder.parent.name
+        if run.status == "finished" and sweep in sweeps:
+            by_sweep.setdefault(sweep, []).append(run)
     for sweep, runs in by_sweep.items():
         keys = _keys(runs)
         _merge(folder / f"{sweep}.csv", [_run_row(run, keys) for run in runs])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +13,9 @@ from hydra.core.global_hydra import GlobalHydra
 
 import fedbench
 from fedbench.config import register_schema
-from fedbench.report.report_data import read_report_data
+from reproduction.__main__ import main
 from reproduction.experiments import read_experiments
-from reproduction.kept import ROUNDS_OF, SCORES_OF, keep, read
-from reproduction.page import page
+from reproduction.kept import ROUNDS_OF, SCORES_OF
 
 ROOT = Path(fedbench.__file__).parent.parent
 FILES = sorted(ROOT.glob("sweeps/*/*.yaml"))
@@ -58,11 +58,26 @@ def test_every_file_runs_and_its_results_can_be_kept(tmp_path: Path) -> None:
         assert ended.code == 0, (path, ended)
         (run,) = tmp_path.glob(f"runs/{path.stem}/*/config.yaml")
         assert summary(run.parent)["status"] == "finished", path
-    kept, runs = tmp_path / "kept", tmp_path / "runs"
-    assert {*keep(read_report_data([runs]), kept)} == {path.stem for path in FILES}
-    for name in (*(f"{sweep}_rounds" for sweep in ROUNDS_OF), *(f"{s}_scores" for s in SCORES_OF)):
-        assert len(read(kept, name)) > 1
-    made = page(kept)
+    docs = tmp_path / "docs"
+    assert main([str(tmp_path / "runs"), "--docs", str(docs)]) == 0
+    shown = {sweep for experiment in read_experiments() for sweep in experiment.sweeps}
+    assert {path.stem for path in FILES} == {*shown, "cifar10_model"}
+    more = {
+        *(f"{sweep}_rounds" for sweep in ROUNDS_OF),
+        *(f"{sweep}_scores" for sweep in SCORES_OF),
+    }
+    assert {path.stem for path in (docs / "reproduction").glob("*")} == shown | more
+    made = (docs / "reproduction.md").read_text("utf-8")
     assert "Not run yet" not in made
+    for figure in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", made):
+        assert (docs / figure).exists()
     for experiment in read_experiments():
         assert f"## {experiment.title}\n" in made
+
+
+def test_runs_that_are_not_there_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "nowhere"), "--docs", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"reproduction: no folder {tmp_path / 'nowhere'}\n"
+    assert [*tmp_path.iterdir()] == []

@@ -10,9 +10,15 @@ import pytest
 from handmade_runs import a_run, data_of
 
 from fedbench.errors import UserError
+from fedbench.report.report_data import ReportData
 from fedbench.results.origin import Origin
 from fedbench.results.run_reader import RunResult
-from reproduction.kept import METRICS, keep, read
+from reproduction.kept import METRICS, read
+from reproduction.kept import keep as keep_sweeps
+
+
+def keep(data: ReportData, folder: Path) -> list[str]:
+    return keep_sweeps(data, folder, ["a", "b", "table3"])
 
 
 def finished(sweep: str, run_id: str, **given: Any) -> RunResult:
@@ -65,6 +71,11 @@ def test_only_finished_runs_are_kept_each_with_its_sweep(tmp_path: Path) -> None
     assert keep(data_of([*runs, failed]), tmp_path) == ["a", "b"]
     assert read(tmp_path, "a")["run"].tolist() == ["krum-1"]
     assert len(read(tmp_path, "b")) == 2
+
+
+def test_other_runs_are_not_kept(tmp_path: Path) -> None:
+    assert keep(data_of([finished("default", "krum-1")]), tmp_path) == []
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_sweep_that_was_not_run_has_no_lines(tmp_path: Path) -> None:
