@@ -43,8 +43,7 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[RunConfig, dict[str,
             composed = hydra.compose("config", overrides=[*overrides], return_hydra_config=True)
     except ValueError as error:  # Hydra raises it for a few user errors, e.g. `defense=null`
         raise UserError(f"{error}, in {' '.join(overrides)}") from error
-    chosen = composed.hydra.runtime.choices.items()
-    choices = {str(key): "null" if name is None else str(name) for key, name in chosen}
+    choices = {str(key): str(name) for key, name in composed.hydra.runtime.choices.items()}
     with open_dict(composed):
         del composed["hydra"]
     return RunConfig.from_hydra(composed), choices

@@ -31,7 +31,7 @@ TUNED_GROUPS = {"tuned": "defense", "tuned_attack": "attack"}
 CHOICES = [(group, choice) for group, choice in FILES if group in GROUPS]
 SCENARIOS = [choice for group, choice in FILES if group == "scenario"]
 TUNED = [(group, choice) for group, choice in FILES if group in TUNED_GROUPS]
-SIZES = [choice for group, choice in FILES if group == "size"]
+SIZES = [choice for group, choice in FILES if group == "size" and choice != "default"]
 SIZED = [choice for group, choice in FILES if group == "sized"]
 SWEEPS = sorted((ROOT / "sweeps").glob("*.yaml"))
 SWEEPS += sorted(
