@@ -82,7 +82,7 @@ def draw_panels(found: Sequence[tuple[str, Verdicts]], n_across: int) -> Figure:
     legend = Legend(_handles([verdicts for _, verdicts in found]), width)
     title = LINE if any(name for name, _ in found) else 0
     margins = Margins(
-        left=0.55,
+        left=0.64,
         bottom=0.2,
         top=legend.height + title + 0.05,
         between=0.46,
@@ -92,7 +92,7 @@ def draw_panels(found: Sequence[tuple[str, Verdicts]], n_across: int) -> Figure:
     for i, (axes, (name, verdicts)) in enumerate(zip(panels, found, strict=True)):
         _draw_scores(axes, verdicts)
         if i % n_across == 0:
-            label_y(axes, "score", 0.42)
+            label_y(axes, "score", 0.51)
         if is_lowest(i, len(found), n_across):
             label_x(axes, "clients", 0.06)
         if name:
