@@ -215,8 +215,10 @@ def test_a_sweep_shows_what_it_takes_over_as_done(tmp_path: Path) -> None:
     assert len([line for line in lines if line.split()[:1] in (["foolsgold"], ["krum"])]) == 2
     copy, computed = sorted((tmp_path / "runs" / "new").glob("*-*"))
     assert result(copy) == result(only_run(tmp_path, "old"))
-    assert replace(origin_of(copy), choices={}) == replace(origin_of(computed), choices={})
-    assert "defense" in origin_of(copy).given, "as the sweep names it"
+    copied, own = origin_of(copy), origin_of(computed)
+    assert copied.changed == {**(own.changed or {}), "defense": "foolsgold"}
+    assert copied.given == own.given, "as the sweep names them"
+    assert "defense" in copied.given
 
 
 @pytest.mark.slow
