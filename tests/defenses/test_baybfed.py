@@ -544,6 +544,22 @@ def test_scores_do_not_depend_on_the_order_of_clients(
         assert scores_of(shuffled) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("scoring", ["round", "sequential"])
+def test_a_random_order_is_that_of_clients_with_shuffled_ids(scoring: str) -> None:
+    """With equal c. The server's generator has seed 0; only sequential scoring sees the order."""
+    updates, global_params, initial, _ = cold_federation()
+    n = len(updates)
+    shuffled, _ = first_round(updates, global_params, initial, scoring=scoring, order="random")
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    assert order.tolist() != [*range(n)]
+    same, _ = first_round(updates[order], global_params, initial, scoring=scoring)
+    expected = [scores_of(shuffled)[i] for i in order.tolist()]
+    assert scores_of(same) == pytest.approx(expected, rel=1e-12)
+    plain, _ = first_round(updates, global_params, initial, scoring=scoring)
+    matters = scores_of(plain) != pytest.approx(scores_of(shuffled), rel=1e-6)
+    assert matters is (scoring == "sequential")
+
+
 # Cold start: a round that starts without clusters.
 
 
