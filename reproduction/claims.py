@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import pandas as pd
 
-from fedbench.config import rounded_count
-from fedbench.report.reported import REPORTED_METRICS, ReportedValue
+from fedbench.report.reported import REPORTED_METRICS, ReportedValue, same_setting
 from fedbench.report.statistics import Estimate, estimate
+from fedbench.results.settings import Value
 
 CLOSE, NEAR = 0.02, 0.10  # differences from the paper's number up to which it is reproduced, partly
 ROUNDING = 1e-9
-# Data sets that stand in for others, the best first. Those of the paper are not public, or take
-# days on 2 cores.
+# Data sets that stand in for those that we do not have, or have no runs on; the best first
 STAND_INS = {"reddit": ["reddit_sample"], "iot": ["iot_sample"], "cifar10": ["fmnist"]}
 Run = Mapping[Any, Any]  # a row of the kept results
 BOUNDS = {
@@ -107,16 +107,20 @@ def _measured(value: ReportedValue, runs: pd.DataFrame) -> tuple[str, pd.DataFra
     return value.dataset, runs[:0]
 
 
-def _has(run: Run, settings: Mapping[str, Any]) -> bool:
-    return all(_same(key, run, settings[key]) for key in settings if key != BACKDOORS)
+def _has(run: Run, settings: Mapping[str, Value]) -> bool:
+    n = _value(run.get("n_clients"))
+    return all(
+        same_setting(key, settings[key], _value(run.get(key)), n)
+        for key in settings
+        if key != BACKDOORS
+    )
 
 
-def _same(key: str, run: Run, stated: Any) -> bool:
-    """Whether a run has a stated setting; shares are the same if the number of clients is."""
-    ours, n = run.get(key, ""), run.get("n_clients", "")
-    try:
-        if key == "pmr":
-            return len({rounded_count(float(rate), int(n)) for rate in (ours, stated)}) == 1
-        return math.isclose(float(ours), float(stated))
-    except (TypeError, ValueError):  # text, or a range of clients
-        return str(ours) == str(stated)
+def _value(cell: Any) -> Value:
+    """Read a cell: a column in which some runs lack the setting holds numbers as text."""
+    value: Value = cell
+    if isinstance(cell, str):
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(cell)
+    return value

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from string import ascii_lowercase
 
 import pandas as pd
 
-from fedbench.report.reported import SHIPPED, read_reported
+from fedbench.report.reported import SHIPPED, ReportedValue, read_reported
 from reproduction import tables
 from reproduction.claims import Claim, claims_of, over_seeds
 from reproduction.experiments import Experiment, read_experiments
@@ -40,7 +41,7 @@ def clean_accuracies(folder: Path) -> dict[str, float]:
 
 def claims_in(experiment: Experiment, folder: Path, clean: Mapping[str, float]) -> list[Claim]:
     """Compare the paper's numbers with runs, or with single rounds where it speaks of these."""
-    reported = [value for value in read_reported([SHIPPED]) if value.where in experiment.where]
+    reported = [value for value in _reported() if value.where in experiment.where]
     of_rounds = [value for value in reported if {*value.settings} == {"pdr"}]
     of_runs = [value for value in reported if value not in of_rounds]
     claims = claims_of(of_runs, runs_of(experiment, folder), clean)
@@ -50,6 +51,11 @@ def claims_in(experiment: Experiment, folder: Path, clean: Mapping[str, float]) 
         first = rounds.sort_values("round").drop_duplicates(["dataset", "defense", "pdr", "seed"])
         claims += claims_of(of_rounds, first, clean)
     return claims
+
+
+@cache
+def _reported() -> list[ReportedValue]:
+    return read_reported([SHIPPED])
 
 
 def runs_of(experiment: Experiment, folder: Path) -> pd.DataFrame:

@@ -21,16 +21,8 @@ MARKS = {
 }
 # Data sets and defenses in the paper's order, attacks after no attack
 ORDER = (
-    *(
-        "reddit",
-        "reddit_sample",
-        "cifar10",
-        "mnist",
-        "fmnist",
-        "fmnist_sample",
-        "iot",
-        "iot_sample",
-    ),
+    *("reddit", "reddit_sample", "cifar10", "mnist", "fmnist", "fmnist_sample"),
+    *("iot", "iot_sample"),
     *("none", "fedavg", "krum", "foolsgold", "auror", "afa", "dp", "median", "flame", "baybfed"),
 )
 SUCCESS = 0.5  # a higher BA is a success of the attack
@@ -45,7 +37,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], n_left: int = 
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.1f}".replace("-0.0", "0.0")
+    return f"{100 * value:z.1f}"
 
 
 def interval(found: Estimate | None, text: Callable[[float], str] = percent) -> str:
@@ -146,19 +138,11 @@ def breaking_table(runs: pd.DataFrame, key: str) -> str:
     values = sorted(runs[key].unique())
     rows = []
     for (defense,), same in grouped(runs, ["defense"]):
-        cells, first = [], "-"
-        for value in values:
-            found = over_seeds(same[same[key] == value], "BA")
-            failed = found is not None and found.mean > SUCCESS
-            cells.append(
-                ""
-                if found is None
-                else f"**{percent(found.mean)}**"
-                if failed
-                else percent(found.mean)
-            )
-            if failed and first == "-":
-                first = show(value)
+        found = [over_seeds(same[same[key] == value], "BA") for value in values]
+        failed = [ba is not None and ba.mean > SUCCESS for ba in found]
+        shown = ["" if ba is None else percent(ba.mean) for ba in found]
+        cells = [f"**{ba}**" if fails else ba for ba, fails in zip(shown, failed, strict=True)]
+        first = next((show(v) for v, fails in zip(values, failed, strict=True) if fails), "-")
         rows.append([f"`{defense}`", *cells, first])
     return table(["defense", *(f"{key} {show(value)}" for value in values), "fails from"], rows)
 

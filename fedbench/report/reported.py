@@ -138,7 +138,9 @@ def _unstated(value: ReportedValue, run: RunResult) -> dict[str, Value] | None:
     without_effect = idle(run.config)
     stated = value.settings
     if changed is None or any(
-        key in without_effect or not _same(key, value, run) for key in stated
+        key in without_effect
+        or not same_setting(key, stated[key], run.value(key), run.value("n_clients"))
+        for key in stated
     ):
         return None
     others = {
@@ -150,15 +152,14 @@ def _unstated(value: ReportedValue, run: RunResult) -> dict[str, Value] | None:
     return None if is_variant else others
 
 
-def _same(key: str, value: ReportedValue, run: RunResult) -> bool:
+def same_setting(key: str, paper: Value, ours: Value, n_clients: Value) -> bool:
     """Whether a run has a stated setting. Shares of malicious clients are equal if the number is.
 
     With 30 clients, pmr 0.33 and 1/3 are both 10.
     """
-    paper, ours, n = value.settings[key], run.value(key), run.value("n_clients")
-    if key == "pmr" and isinstance(n, int):
+    if key == "pmr" and isinstance(n_clients, int):
         rates = [rate for rate in (paper, ours) if isinstance(rate, int | float)]
-        return len({rounded_count(rate, n) for rate in rates}) == 1 and len(rates) == 2
+        return len({rounded_count(rate, n_clients) for rate in rates}) == 1 and len(rates) == 2
     return paper == ours
 
 
